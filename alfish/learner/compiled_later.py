@@ -29,7 +29,7 @@ COMPILATION_SECONDS, CACHED_SECONDS = 12.0, 5.0
 
 
 def first_compiled_update(work: float) -> int:
-    """Returns the number of plain updates that take as long as a compilation with the graph in the cache.
+    """Returns the number of plain updates that take as long as another process needs to provide a cached graph.
 
     If the cache lacks the graph, the run waits at that update until compilation has ended. A switch at a later update
     would save little time, because compiled updates soon make up for the wait. It would also slow down every later run
@@ -66,9 +66,9 @@ class CompiledLater:
     """Makes plain updates, and requests a graph from another process for each new layout of batches.
 
     Args:
-      plain: plain updates, used before update `first`.
-      compiled: compiled updates, used from update `first` on.
-      first: number of the first compiled update. A run that is resumed after this update compiles at once.
+      plain: plain updates, used before the switch.
+      compiled: compiled updates, used after the switch.
+      first: number of updates after which the learner switches. A run that is resumed later compiles at once.
       pays_in_foreground: whether to compile in this process if the update cannot be sent to another process.
       log: function that is called with a message when compilation begins, and when the graph is first used.
     """

@@ -1,6 +1,6 @@
 """Compiled updates: one graph computes an update, from the algorithm's hooks to the optimizer step.
 
-Each layout of batches, their structure with shapes and dtypes, has a separate graph.
+Each layout of batches (their structure, shapes and dtypes) has a separate graph.
 """
 
 import time
@@ -27,7 +27,7 @@ from alfish.processes import replicas
 from alfish.replay import ReplayView
 from alfish.runs import random_state
 
-# Number of first calls of a graph that are not recorded, because kernels are loaded and libraries allocate memory.
+# Number of first calls of a graph that are not recorded, because they load kernels and let libraries allocate memory.
 CALLS_BEFORE_RECORDING = 3
 SLOWER = 1.1  # ratio of bfloat16's time to float32's time above which bfloat16 is reported as slower
 
@@ -246,10 +246,10 @@ class CompiledUpdates:
     def _compare(
         self, graph: "_Graph", source: Batch | ReplayView, index: Nest, at: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Returns the graph's `total`; raises NotCompilable if its losses differ from the losses of the plain update.
+        """Returns the graph's `total`; raises NotCompilable if the graph's losses differ from the plain losses.
 
-        Graph and plain update write to copies of the tensors. So the comparison changes no parameter, and no running
-        statistic of BatchNorm.
+        The graph and the plain update write to copies of the tensors. So the comparison changes no parameter, and no
+        running statistic of BatchNorm.
         """
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
@@ -282,7 +282,10 @@ class CompiledUpdates:
 
 
 def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
-    """Returns a chunk of the same size in every update, and the index of the minibatch in this chunk."""
+    """Returns a chunk that has the same shapes in every update, and the index of the minibatch in this chunk.
+
+    If the given chunk changes its shapes, the result is a chunk of the minibatch only.
+    """
     return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 
 
@@ -304,7 +307,7 @@ class _Graph:
 
 
 def _check_key(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError if `graph_key` returns an unhashable object or a tensor; tensors never equal an earlier key."""
+    """Raises UsageError if `graph_key` returns an unhashable object, or a tensor, which would never equal a key."""
     key = algorithm.graph_key()
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):

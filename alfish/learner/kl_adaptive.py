@@ -23,9 +23,9 @@ class KLAdaptive:
         KL > 2 target:    rate = max(rate / factor, lowest)
         KL < target / 2:  rate = min(rate * factor, highest)
 
-    KL is the mean of KL(rollout policy, policy) over the minibatch, over the rows of all learners. KL is computed from
-    the stored distributions before the update, and this update uses the new rate. A skipped update does not change the
-    rate. The algorithm must return `LossInfo.kl`, as PPO and APPO do.
+    KL is the mean of KL(rollout policy, policy) over the trainable rows of a minibatch, of all learners. It is computed
+    from the stored distributions before the update, and this update uses the new rate. A skipped update does not change
+    the rate. The algorithm must return `LossInfo.kl`, as PPO and APPO do.
 
     Args:
       initial: learning rate at the start.

@@ -74,8 +74,8 @@ class Learner:
     Attributes:
       frozen: parts that do not train.
       learning_rates: schedule of each optimizer's learning rate, by the optimizer's name.
-      updates: number of updates so far. On a GPU, it includes updates that a stop skipped in the last call of `train`,
-        until the next call. A call with `summarize` excludes them at once.
+      updates: number of updates so far. On a GPU, updates that a stop skipped are included until the next call of
+        `train`; a call with `summarize` subtracts them at once.
       is_small: whether several learners save no time because an update is small; set by `plan`.
       log: function that is called with messages about compilation.
       before_update: function that is called before each update of `train` with `summarize`; its arguments are the rows
@@ -121,7 +121,7 @@ class Learner:
         self._fell_back = False
         self._tell(0)
         self.updates, self.is_small = 0, False
-        self._learning_rate: dict[str, float] = {}  # of the last updates
+        self._learning_rate: dict[str, float] = {}  # rates of the last updates
         self._means = UpdateMeans(self._plain.groups)
 
     @property
@@ -134,7 +134,7 @@ class Learner:
 
         Args:
           num_updates: number of updates of the whole run.
-          num_rows: number of rows in each update.
+          num_rows: number of this learner's rows in each update.
         """
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
         self.is_small = num_rows * replicas.size() * num_parameters < SMALL_UPDATE
@@ -252,7 +252,7 @@ class Learner:
         """Prepares the algorithm for computing the losses of all groups without training."""
         with in_eval_mode(self._algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
             try:
-                self._tell(-1)  # with this number, the periods of all groups are due
+                self._tell(-1)  # with this number of updates, each group trains in the next update
                 yield
             finally:
                 self._tell(self.updates)
@@ -266,12 +266,12 @@ class Learner:
             "consecutive_skips": plain.consecutive_skips,
             "updates": self.updates,
             "means": self._means.state_dict(),
-            "learning_rate": dict(self._learning_rate),  # reported with the means, also if no update follows
+            "learning_rate": dict(self._learning_rate),  # reported with the means, even if no update follows
         }
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
         rates = {"rates": plain.rates} if plain.rates else {}
         later = self._compiled
-        # True if the next update will fall back to plain updates.
+        # True if the switch that is due will fail, so that updates stay plain.
         falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed
         return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **rates, **counters}
 
@@ -300,7 +300,7 @@ class Learner:
         self._tell(self.updates)
         self._means.load_state_dict(state.get("means", {}), self._plain.num_applied.device)
         self._learning_rate = dict(state.get("learning_rate", {}))  # older versions did not save it
-        if state.get("fell_back"):  # a new graph might pass its first comparisons
+        if state.get("fell_back"):  # else a new graph would be used until a comparison fails
             self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:

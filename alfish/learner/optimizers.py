@@ -297,7 +297,7 @@ def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) ->
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
-    """Computes `average.lerp_(value, rate)`; if `rate` is a tensor, by one formula, where torch has two."""
+    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, always by the same one of torch's two formulas."""
     if isinstance(rate, torch.Tensor):
         average.add_((value - average) * rate)
     else:

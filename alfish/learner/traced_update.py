@@ -57,11 +57,14 @@ class TracedUpdate:
         for name, optimizer in self._updates.optimizers.items():
             if name not in self.optimizers:
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
-        # For a KL-adaptive rate, the graph scales the coefficients of a learning rate of 1.
+        # For a KL-adaptive rate, the graph multiplies the coefficients for a learning rate of 1 by the rate.
         for name in self._updates.leads:
             optimizer = self.optimizers[name]
             if optimizer.scaled(optimizer.coefficients(1.0), 2.0) != optimizer.coefficients(2.0):
-                raise NotCompilable(f"`in_proportion` of {type(optimizer).__name__} names other coefficients")
+                raise NotCompilable(
+                    f"`in_proportion` of {type(optimizer).__name__} does not name the coefficients that are "
+                    "proportional to the learning rate"
+                )
 
     def __call__(self, arguments: Nest) -> dict[str, Any]:
         """Makes an update; returns `total` and `stop` of `Gradients`, `extra` and `priority` of `UpdateStats`."""

@@ -93,7 +93,7 @@ class UpdateMeans:
         fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
         if not fits or not all(pair.shape == (2,) for pair in sums.values()):
             raise ValueError("a tensor of the saved means over updates has a wrong shape")
-        # A key's numbers may belong to other records than before: their sum depends on their order only.
+        # The numbers of a key may be in other records than before, because their sum depends only on their order.
         for key, rows in extras.items():
             for record, row in zip(records, rows):
                 record.extra[key] = row
@@ -105,14 +105,14 @@ class UpdateMeans:
         """Adds the records to the sums and removes them."""
         records, self._records = self._records, []
         new: dict[str, torch.Tensor] = {}
-        for groups in {tuple(record.groups): None for record in records}:  # groups may train at different updates
+        for groups in {tuple(record.groups): None for record in records}:  # groups may train in different updates
             rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
             finite = rows.isfinite()
             keys = [self.name(kind, group) for kind in ("loss", "grad_norm") for group in groups]
             pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
             for key, pair in zip(keys, pairs, strict=True):
                 new[key] = new[key] + pair if key in new else pair
-        for key in {key: None for record in records for key in record.extra}:  # an actor may train at some updates
+        for key in {key: None for record in records for key in record.extra}:  # an actor may train in some updates only
             new[key] = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
             self._extras.add(key)
         for key, pair in new.items():

@@ -28,11 +28,11 @@ from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 from alfish.processes import replicas
 
-OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # may have a suffix: 'loss/actor'
+OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # a suffix may follow: 'loss/actor'
 
-EARLY = 10  # number of first updates in which each group must have a loss, unless the algorithm has a graph_key
+EARLY = 10  # each group must have a loss in at least one of the first EARLY x (largest update period) updates
 
-# Weight of the largest row's priority in a window's priority; the mean of the rows' priorities has the rest
+# Weight of the largest priority of a row in the priority of a window; the rest is the weight of the mean over rows
 # (Kapturowski et al., 2019, section 2.3).
 LARGEST_FRACTION = 0.9
 
@@ -110,7 +110,7 @@ class Updates:
         self.rates: dict[str, torch.Tensor] = {}
         self._consecutive_skips = nest.host_view(self.consecutive_skips)
         self._noted: Callable[[], Any] | None = None  # see `note`
-        # Groups of each update since `settle` that a stop may have skipped.
+        # For each update since `settle` that a stop may have skipped: the groups with a loss.
         self._may_have_stopped: list[list[str]] = []
 
     def lead(self, leads: dict[str, KLAdaptive]) -> None:
@@ -184,14 +184,14 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the statistics of an update, with nan or 0 in their place if a stop skipped the update."""
+        """Returns the statistics of an update; if a stop skipped the update, nan or 0 replaces each of them."""
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
         return UpdateStats(stats.groups, torch.where(stops, torch.nan, stats.total), extra, priority)
 
     def project(self, names: Iterable[str]) -> None:
-        """Scales weights of fixed norm in the named groups, after an update of these groups; see `Projected`."""
+        """Projects the weights of `Projected` layers to their fixed norm, after an update of the named groups."""
         if self._unit_rows:
             for name in names:
                 for layer in self._unit_rows.get(name, ()):
@@ -256,14 +256,15 @@ class Updates:
             raise
         try:
             return self._means(loss_info, batch), loss_info
-        except Exception:  # as above
+        except Exception:  # the check names the field of `loss_info` that is wrong
             check_loss_info(loss_info, algorithm)
             raise
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
         """Returns priorities `[N]` of windows; None if replay is not prioritized, or if calc_loss returned none.
 
-        A window has the priority of its first row; with recurrent state from replay, a mix of all trainable rows.
+        The priority of a window is that of its first row; with recurrent states from replay, it is a mix of the largest
+        priority and the mean priority of its trainable rows.
         """
         if batch.weight is None or loss_info.priority is None:
             return None
@@ -351,7 +352,7 @@ class Updates:
         return Means(losses, means.get("stop"), means.get("kl"), num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
-        """Raises UsageError if a group had no loss in `EARLY` of its updates, unless there is a graph key."""
+        """Raises UsageError if no early update (`EARLY`) had a loss for a group, unless `graph_key` is overridden."""
         self._without_loss.difference_update(losses)
         self._num_early += 1
         is_enough = self._num_early == EARLY * max([1, *self.algorithm.update_periods.values()])

@@ -148,7 +148,7 @@ def test_an_optimizer_whose_proportions_are_wrong_is_not_compiled(interpreted, c
 
     learner = Learner(far_from(), optimizer=Reversed, learning_rate=KLAdaptive(), compile=True)
     learner.train([_chunk([0.0])])
-    assert learner.is_plain and "`in_proportion` of Reversed names other coefficients" in caplog.text
+    assert learner.is_plain and "`in_proportion` of Reversed does not name the coefficients" in caplog.text
 
 
 def on_a_device(monkeypatch, **settings):

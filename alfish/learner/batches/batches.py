@@ -162,7 +162,7 @@ class Batches(abc.ABC):
         """Releases resources, e.g. a lock, after the run. Default: does nothing."""
 
     def stored(self) -> dict[str, Any] | None:
-        """Returns state that is so large that only the newest checkpoint has it; None without such state."""
+        """Returns state that only the newest checkpoint contains, because it is large; None without such state."""
         return None
 
     def load_stored(self, stored: dict[str, Any]) -> None:

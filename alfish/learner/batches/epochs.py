@@ -21,8 +21,8 @@ from alfish.parameters import PositiveInt, Range, checked
 from alfish.processes import replicas
 from alfish.transforms import Transforms
 
-AUTO_SIZE = 64  # rows of an automatic minibatch, approximately
-FEW_ROWS = 256  # rows of an unroll below which several epochs are too noisy
+AUTO_SIZE = 64  # approximate number of rows of a minibatch with `minibatch_size = 'auto'`
+FEW_ROWS = 256  # number of rows of an unroll below which several epochs are too noisy
 
 
 @gin.configurable(module="alfish")

@@ -29,7 +29,7 @@ class PhasicBatches(EpochBatches):
 
         preprocess_auxiliary(experience) -> Experience
 
-    At the beginning of a phase, the learner calls the hook with each kept unroll, `[T+1, B]`. As for
+    At the beginning of a phase, this source calls the hook with each kept unroll, `[T+1, B]`. As for
     `preprocess_experience`, the unroll has whole sequences after transforms, with current statistics, and gradients are
     disabled. The hook returns an info of a separate NamedTuple class. By this class, `train_step` and `calc_loss`
     recognize the minibatches of a phase.
@@ -40,7 +40,7 @@ class PhasicBatches(EpochBatches):
     Args:
       num_unrolls: number of last unrolls that are kept, k; a phase trains on all k unrolls.
       auxiliary_period: number of iterations between phases; None means `num_unrolls`, so that each unroll is used in
-        one phase. The first phase starts once k unrolls are kept.
+        one phase. No phase starts before k unrolls are kept.
       num_auxiliary_epochs: number of passes over the kept unrolls in a phase.
       auxiliary_minibatch_size: number of rows in a gradient step of a phase, a divisor of the rows of k unrolls. With
         memory, it must also be a multiple of `sequence_length`. None means `minibatch_size`, or the rows of one unroll

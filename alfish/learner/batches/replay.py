@@ -70,8 +70,8 @@ class ReplayBatches(SequenceBatches):
       max_chunk_size: maximum number of updates whose windows are drawn at once, with the priorities before the first of
         these updates.
       device: device of the rows; None means the algorithm's device.
-      directory: directory for memory-mapped files of the rows, whose disk space is taken at the start; None means that
-        rows are in memory.
+      directory: directory for memory-mapped files of the rows, whose disk space is reserved at the start; None means
+        that rows are in memory.
       save: whether checkpoints save the rows. If False, a resumed run collects new rows before it trains. The number of
         environment steps is the largest of three numbers: the rest of the warm-up, the length of the warm-up limited to
         a tenth of the remaining budget, and the number of steps for a batch.
@@ -153,8 +153,8 @@ class ReplayBatches(SequenceBatches):
         num_rows = self.num_rows
         needed = num_rows + transforms.look_back
         if state_period is not None:
-            # If the rows that transforms read before a stored state are missing, windows begin at the next state: at
-            # the first unroll that begins in the next `state_period` rows.
+            # A state is stored for the first unroll that begins in each block of `state_period` rows. If replay lacks
+            # the rows before it that transforms read, windows can begin only at the state of the next block.
             needed += state_period + (math.ceil(unroll_length) if transforms.look_back else 0)
         needed *= num_envs
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))

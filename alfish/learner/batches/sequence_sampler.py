@@ -229,7 +229,7 @@ class SequenceBatches(Batches):
         Args:
           parts: samplers of rings, each with the number of its windows in an update.
           num_updates: number of updates, K.
-          for_graph: whether updates are graphs, see `chunks`.
+          for_graph: whether updates are compiled, see `chunks`.
         """
         starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
         update_priorities = None

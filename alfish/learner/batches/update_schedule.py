@@ -8,7 +8,7 @@ MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000
 
 
 class UpdateSchedule:
-    """Counts the updates that are due for environment steps, independently of the unroll length.
+    """Computes how many updates are due after a number of environment steps, independently of the unroll length.
 
     After `steps` environment steps, floor(ratio * (steps - warm-up)) updates are due in total, in addition to the
     offline updates. Updates that become due before replay holds a batch are made as soon as replay holds one. If a run
@@ -120,5 +120,5 @@ class UpdateSchedule:
             self._since, self._made = since, self.num_updates
 
     def _total(self, clock: int) -> int:
-        """Returns the number of due updates, including offline updates; `clock` does not count the warm-up."""
+        """Returns the number of due updates, including offline updates; `clock` is without the warm-up steps."""
         return self._made + max(0, math.floor(self.ratio * (clock - self._since) + 1e-9))
