@@ -1,4 +1,4 @@
-"""Functions of tensors that another process compiles while this process continues.
+"""Compiles functions of tensors in another process while this process continues.
 
 The other process is started as a new program, because a fork of a process with threads may hang. The process receives a
 function and the layouts of the function's arguments, traces and compiles the function, and answers with the path of a
@@ -37,7 +37,7 @@ PROGRAM = (
     f"{WITHOUT_WORKING_DIRECTORY}from alfish.compiler.compiling_process import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-LONGEST_SECONDS = 1800.0  # longest wait in seconds; torch may wait 600 s for a process that compiles the same graph
+LONGEST_SECONDS = 1800.0  # longest wait for an answer; torch may wait 600 s for a process that compiles the same graph
 LOOK_SECONDS = 0.5  # seconds between two checks that the process is still running
 END_SECONDS = 5.0  # seconds after which a process that was asked to end is killed
 

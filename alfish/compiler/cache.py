@@ -53,12 +53,12 @@ def _own_directory(root: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as file:
-            file.write(bytes(ROOM))  # an empty file can be made on a full disk
+            file.write(bytes(ROOM))  # tests the free space; an empty file can be made on a full disk
         return path
     except OSError as error:
         own = Path(tempfile.gettempdir(), f"alfish-{os.getuid()}")
         own.mkdir(mode=0o700, exist_ok=True)
-        if own.lstat().st_uid != os.getuid():  # code of another user would be loaded
+        if own.lstat().st_uid != os.getuid():  # otherwise code of another user could be loaded
             raise UsageError(
                 f"compiled graphs can be kept neither in {root} ({first_line(error)}) nor in {own}, which belongs to "
                 "another user; set XDG_CACHE_HOME to a writable directory"
@@ -103,7 +103,7 @@ def in_use() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Holds the lock of this name within the context, after waiting for other processes to release it.
+    """Holds the lock called `name` within the context, after waiting for other processes to release it.
 
     A process that ends releases its locks. On a file system without locks, processes do not wait, and may write the
     same files twice.

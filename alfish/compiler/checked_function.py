@@ -32,8 +32,8 @@ class CheckedFunction:
 
     Attributes:
       is_plain: whether the function runs as plain Python; callers may set it.
-      checks_next: whether the next call compares the results of the graph with those of the function; callers set it
-        after they have changed a value that the function may read.
+      checks_next: whether the next call compares the results of the graph with those of the function. Callers set this
+        attribute after they have changed a value that the function may read.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], name: str, log: Callable[[str], Any] = logging.info):

@@ -1,4 +1,4 @@
-"""Random numbers of a graph, drawn before the graph runs.
+"""Moves the random operations out of a graph, so that random numbers are drawn before the graph runs.
 
 Torch's compiler keeps the order of two operations only if one reads the result of the other. Random operations do not
 read each other's results, so the compiler may reorder them. Each operation would then draw different numbers than

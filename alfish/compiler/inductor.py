@@ -154,7 +154,7 @@ def _built(
     except Exception as error:
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
-    # Graphs called from C++ keep the order of random operations for all algorithms, so no draw is replaced.
+    # A graph that is called from C++ keeps the order of random operations in all algorithms, so none is moved out.
     taken = [] if _is_called_from_cpp(leaves) else draws.take_draws(graph)
     leaves = [*leaves, *(example for each in taken for example in each.examples)]
     # If another process compiles the same graph, this process waits here, and then finds the graph in the cache.
@@ -219,7 +219,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
     # Torch's wrapper around the graph is skipped. The wrapper handles inputs and results that share memory, which do
-    # not occur here. For each of some twenty tensors, it takes as long as a kernel.
+    # not occur here. It would take as long as a kernel for each of about twenty tensors.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from alfish.compiler import cache, torch_internals
 
-# All kernels are in one library, so that they share one thread pool. Each file uses the files before it.
+# All kernels are in one library, so that they share one thread pool. Each file may use the files that precede it.
 SOURCES = ("thread_pool.h", "matmul.cpp")
 # File with two numbers of microseconds: the allowed processor time per period, or "max", and the period.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -117,7 +117,7 @@ def set_num_threads(number: int | Literal["auto"]) -> None:
 
 
 def keep_num_threads(saved: int) -> None:
-    """Sets the number of torch's threads to the number of a saved run, unless `set_num_threads` set a number."""
+    """Sets the number of torch's threads to that of a saved run, unless `set_num_threads` was called with a number."""
     if _given == "auto":
         torch.set_num_threads(saved)
 

@@ -28,9 +28,9 @@ from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Multiply-adds from which a product is faster in bfloat16, conversions included.
+# Number of multiply-adds from which a product is faster in bfloat16, conversions included.
 LARGE_PRODUCT = 1 << 23
-# A product with a smaller dimension stays in float32. Products of first and last layers are so narrow, and take little
+# A product with a smaller dimension stays in float32. Products of first and last layers often have one, and take little
 # time. The logits of a categorical critic (`Bins`) need float32, too: when the logits fit their targets, the gradient
 # is a small difference, and rounding in this layer would change the gradient by half (docs/performance.md).
 NARROW = 128
@@ -178,7 +178,7 @@ def bfloat16_cost() -> float:
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest of ten calls, because other processes disturb this call least."""
+    """Returns the seconds of the fastest of ten calls, which other processes have disturbed least."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -209,7 +209,7 @@ def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Ca
       in_bfloat16: function that returns a node's cast to bfloat16.
     """
     forward = node.target is CONVOLUTION
-    # The image, the weights [out, in, height, width], and the resulting image.
+    # The image, the weights [out, in, height, width], and the resulting image or its gradient.
     image, weight = node.args[:2] if forward else node.args[1:3]
     result = node if forward else node.args[0]
     pixels = result.meta["val"]  # type: ignore[union-attr]
@@ -237,7 +237,7 @@ def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Ca
         for part in list(node.users):
             k = part.args[1]
             value = node.meta["val"][k]
-            if value is not None:  # None for the gradient of an image that is an input of the graph
+            if value is not None:  # None if the gradient is not needed, because the image is an input of the graph
                 if k == 2:
                     new = graph.call_function(aten.sum.dim_IntList, (gradient, [0, *range(2, pixels.ndim)]))
                     new.meta["val"] = value

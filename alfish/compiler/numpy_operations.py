@@ -19,8 +19,8 @@ import torch
 
 from alfish.compiler.tracer import is_random
 
-# Largest numbers of multiply-adds for which numpy's OpenBLAS uses one thread: in a product of two matrices, and in a
-# product with a vector. For larger products, torch is as fast.
+# Largest numbers of multiply-adds for which numpy's OpenBLAS uses one thread, first in a product of two matrices, then
+# in a product with a vector. For larger products, torch is as fast.
 SMALL_PRODUCT = 1 << 18
 SMALL_VECTOR_PRODUCT = 9000
 
@@ -63,7 +63,7 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
     function = make(node, shape)
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
     if node.target is aten.where.self:
-        inputs -= {torch.bool}  # dtype of the condition
+        inputs -= {torch.bool}  # the condition's dtype does not matter
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE or type(function) is str:
         return function
     # Unlike torch, numpy promotes dtypes for 0-d arrays.
@@ -89,7 +89,7 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 
 
 def align_biases(graph: torch.fx.Graph) -> None:
-    """Adds a dimension to the bias of a product with one row, because numpy adds equal shapes in half the time.
+    """Adds a dimension to the bias of a product with one row, because numpy adds equally shaped arrays twice as fast.
 
     The dimension is added by a node of the graph. Therefore, if the bias does not change, `prepare` adds the dimension
     only once.
@@ -108,7 +108,7 @@ def align_biases(graph: torch.fx.Graph) -> None:
 def operand(node: torch.fx.Node, argument: Any) -> Any:
     """Returns the form of a non-tensor argument that is fastest for numpy.
 
-    A number becomes an array of the operation's dtype, because numpy takes as long to find the dtype as for a small
+    A number becomes an array of the operation's dtype, because finding the dtype takes numpy as long as a small
     operation.
     """
     if node.target not in ARITHMETIC | SCALAR_COMPARISONS or not isinstance(argument, (int, float)):
@@ -294,7 +294,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # created once; creating it costs as much as np.maximum
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # created once; creating it takes as long as np.maximum
     return functools.partial(_at_least, zero)
 
 
@@ -417,14 +417,14 @@ VIEWS = {
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
 SCALAR_COMPARISONS = {aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar}
-# Operations whose numpy results have torch's dtype for all dtypes of the arguments.
+# Operations whose results in numpy have the same dtype as in torch, for all dtypes of the arguments.
 OF_ONE_DTYPE = COMPARISONS | SCALAR_COMPARISONS | {aten.logical_not.default, aten.argmax.default}
 # Operations that compute in the dtype of their tensors, even if the other argument is a number.
 ARITHMETIC = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
     aten.clamp_max.default,
 }  # fmt: skip
-# Keywords that may be ignored in operations that create an array, because the recorded result has the dtype.
+# Keywords that may be ignored in operations that create an array, because the recorded result determines the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
 MADE_LIKE = {_filled, _range, _PASSED, _COPIED}

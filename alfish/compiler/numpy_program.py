@@ -81,7 +81,7 @@ class NumpyProgram:
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
-        """Runs the program once on zeros; raises NotTranslatable if it fails, or its results do not fit the graph."""
+        """Runs the program once on zeros; raises NotTranslatable if it fails, or if a shape or dtype is not torch's."""
         generator = torch.get_rng_state()
         try:
             zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]
@@ -121,8 +121,7 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Translates a graph to two functions: the first computes values that depend on fixed leaves only, the second all
-    others.
+    """Translates a graph to two functions, of which the first computes the values that depend on fixed leaves only.
 
     Args:
       graph: graph that `prepare_graph` has changed.
@@ -197,7 +196,7 @@ def _names(nodes: list[torch.fx.Node]) -> str:
 
 
 def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
-    """Returns a Python expression for a nest, because a call of `nest.unflatten` takes as long as a matrix product.
+    """Returns a Python expression that builds a nest, because `nest.unflatten` takes as long as a matrix product.
 
     Args:
       results: nest of expressions.
@@ -218,7 +217,7 @@ def _lines(arguments: list[torch.fx.Node], lines: list[str], result: str) -> lis
 
 
 def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two compiled functions. A loop over recorded calls would take 1.5 times as long."""
+    """Returns the two functions as compiled Python. A loop over recorded calls would take 1.5 times as long."""
     functions = []
     for lines in (source.first, source.rest):
         names = dict(source.constants)

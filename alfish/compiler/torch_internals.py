@@ -1,7 +1,7 @@
 """Private names of torch that the compiler uses. Each name is imported when it is first used.
 
-A release of torch may move a private name. If a name is missing, `TorchChanged` is raised. Callers then do without it:
-updates and policies are not compiled, and products use torch's own kernels.
+A release of torch may move a private name. If a name is missing, `TorchChanged` is raised. Then updates and policies
+are not compiled, and products use torch's own kernels.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Attributes of this module, and the object `module:name` or the module that each refers to.
+# Attributes of this module, each with the object (`module:name`) or the module to which it refers.
 HOMES = {
     "CppCodeCache": "torch._inductor.codecache:CppCodeCache",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -144,7 +144,7 @@ def schema(operation: Any) -> Any:
 
 
 def functional_overload(operation: Any) -> Any:
-    """Returns the overload of an in-place operation that returns a new tensor; None if torch has no such overload."""
+    """Returns the variant of an in-place operation that returns a new tensor; None if torch has no such variant."""
     name = operation._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, operation._overloadname, None)

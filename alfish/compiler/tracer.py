@@ -27,7 +27,7 @@ def record(
     place: Callable[[], str] = str,
     captures: bool = False,
 ) -> torch.fx.Graph:
-    """Returns the graph of `function(arguments)`: a placeholder for each argument, a call for each operation, results.
+    """Returns the graph of `function(arguments)`, with a placeholder for each argument and a call for each operation.
 
     `meta["val"]` of a node is its value in this run. `meta["place"]` of a call is the result of `place`. Operations
     whose results are not used are removed, except random operations.
@@ -40,8 +40,8 @@ def record(
         `aten.lift_fresh`, whose `meta["val"]` is the tensor.
 
     Raises:
-      NotRecordable: the function reads a tensor's value, or writes to an argument; or, if `captures` is False, it reads
-        a tensor that is not an argument.
+      NotRecordable: the function reads a tensor's value or writes to an argument. If `captures` is False, also if the
+        function reads a tensor that is not an argument.
       TorchChanged: this release of torch lacks a private name that alfish uses.
     """
     recorder = _Recorder(arguments, place, captures)
@@ -113,7 +113,7 @@ class _Recorder:
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
-        """Returns the operation that returns a new tensor in place of an in-place operation.
+        """Returns the operation that computes the same as an in-place operation, but returns a new tensor.
 
         Raises:
           NotRecordable: the written memory may belong to the caller, or another tensor shares only a part of the
@@ -140,9 +140,9 @@ def _is_given(node: torch.fx.Node) -> bool:
 
 
 class _Unreadable(TorchFunctionMode):
-    """Raises NotRecordable if the function reads values of tensors in ways that a dispatch mode does not receive.
+    """Raises NotRecordable if the function reads values of tensors in ways that a dispatch mode does not notice.
 
-    A dispatch mode receives reads by `item` and `bool`. The mode applies to one thread only.
+    A dispatch mode notices reads by `item` and `bool`. This mode applies to one thread only.
     """
 
     READERS = frozenset(("numpy", "tolist", "__float__", "__index__", "__array__", "__dlpack__", "__repr__"))
