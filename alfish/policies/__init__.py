@@ -1,4 +1,4 @@
-"""The networks of a policy; and several policies in one run: their parts, their agents, and acting in games."""
+"""Building and loading the networks of a policy, and runs with several policies, which act in games."""
 
 from alfish.policies.lineup import Lineup
 from alfish.policies.member import PolicySettings

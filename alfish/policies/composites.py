@@ -1,8 +1,8 @@
 """Networks, batches, learners and metrics of several policies, with the same interfaces as for a single policy.
 
-The training loop uses a composite like the corresponding part of a single policy. Each policy acts and trains with its
-own random numbers. A policy whose columns no other policy affects therefore has bitwise the same results as in a
-separate run.
+The training loop uses these composites like the parts of a single policy. Each policy acts and trains with its own
+random numbers. A policy whose columns no other policy affects therefore has bitwise the same results as in a separate
+run.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from alfish.unrollers.unroller import StepRecords
 
 
 class Named(Protocol):
-    """Interface with the name and the networks of a policy."""
+    """Interface of an object that has the name and the networks of a policy."""
 
     name: str
     algorithm: RLAlgorithm
@@ -148,7 +148,7 @@ class JointTransforms(nn.Module):
 
 
 class JointBatches:
-    """The batches of all policies. Each source counts the environment steps of its own policy."""
+    """The batches of all policies. The clock of each source counts the environment steps of the source's policy."""
 
     acts = True
     few_rows = ""

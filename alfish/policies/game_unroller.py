@@ -37,7 +37,8 @@ class GameUnroller(Unroller):
       players: policies, in the lineup's order.
 
     Attributes:
-      games, lineup: games of `environment`, and the constructor's argument.
+      games: games of `environment`.
+      lineup: the constructor's argument.
       records: records of the last unroll by policy, for its metrics.
       num_workers, num_segments, envs_per_worker: counts as in `AsyncUnroller`: 1, 1, and the number of games.
     """

@@ -22,7 +22,7 @@ class JointUnroller(Unroller):
       algorithm, transforms: networks of all policies.
       lineup: lineup of the policies.
       members: policies, in the lineup's order.
-      collector: unroller that acts; its `unroll` returns, and its `records` are, dicts by the policy's name.
+      collector: unroller that acts; the result of its `unroll` and its `records` are dicts by the policy's name.
 
     Attributes:
       games: games of `environment`; with workers an example, which is closed when the workers start.
@@ -125,7 +125,7 @@ class JointUnroller(Unroller):
 
         Args:
           member: policy to build.
-          bindings: gin texts of the parameters that a population has changed, by name.
+          bindings: new values, as gin text, of the parameters that a population has changed, by the parameter's name.
           parent: policy whose networks `member` takes; None means that the state of `member` is loaded afterwards.
         """
         if parent is None:

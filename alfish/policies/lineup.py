@@ -24,8 +24,8 @@ class Lineup:
 
     If several policies may play an agent, one of them is drawn whenever a game begins. A draw depends only on the seed,
     the game's number and the number of its resets. Draws are therefore the same in every process, and are not saved. If
-    a worker process is replaced, its games count resets from 0 again; the number of earlier processes is then part of
-    their draws.
+    a worker process is replaced, its games count resets from 0 again; the draws then also depend on the number of the
+    worker's earlier processes.
 
     Args:
       patterns: patterns of the names of the agents that a policy may play, by the policy's name; see `patterns_of`.
@@ -33,10 +33,11 @@ class Lineup:
       seed: seed of the draws.
       weights: relative frequency of a policy among the policies that may play an agent, by name; 1 for policies that
         are not named. The name `past` means each of past0, past1, ...
-      mixed: whether policies are drawn independently for each agent. If not, agents of a group that the same policies
-        may play have one common policy in each game.
+      mixed: whether policies are drawn independently for each agent. If not, all agents of a group that have the
+        same candidate policies are played by one of these policies in each game.
       requires: name of a policy that plays in each game. If it was not drawn for any agent of a game, it gets one of
-        the agents that it may play, chosen uniformly. None means no such policy.
+        the agents that it may play (if not `mixed`, one set of agents with a common policy), chosen uniformly. None
+        means no such policy.
 
     Attributes:
       names: names of the policies.
@@ -90,7 +91,7 @@ class Lineup:
         self._games = games
         self.group: dict[str, str] = {}
         self.columns: dict[str, np.ndarray] = {}
-        # For each group: the numbers of the policies that may play each agent.
+        # Numbers of the policies that may play each agent, by group.
         self._able: dict[str, list[list[int]]] = {key: [[] for _ in one.agents] for key, one in games.groups.items()}
         for number, name in enumerate(self.names):
             self._add(number, name, self._patterns[name])
@@ -142,7 +143,7 @@ class Lineup:
         return float(sum(shares)) * self._games.groups[key].num_games
 
     def _share(self, number: int, key: str, agent: int) -> float:
-        """Returns the probability that a policy plays an agent; the policy must be one that may play the agent."""
+        """Returns the probability that a policy plays an agent, which must be one that it may play."""
         able = self._able[key][agent]
         drawn = float(self._probabilities(able)[able.index(number)])
         required = self._required

@@ -68,7 +68,7 @@ class PolicySettings:
 
 
 def settings_of(name: str) -> PolicySettings:
-    """Returns the settings of a policy; for past0, settings that are not bound in its scope come from `past`."""
+    """Returns the settings of a policy; those of past0 that are not bound in its scope come from the scope `past`."""
     with gin.config_scope(name):
         own = build(PolicySettings, PolicySettings, f"{name}/PolicySettings")
     family = family_of(name)
@@ -112,7 +112,7 @@ class Member:
       seed: seed of the run.
       device: device of the networks.
       progress: progress of the run, shared by all policies, float64 0-d.
-      bindings: gin texts of parameters that a population has changed, by name; see `parameters.rebinding`.
+      bindings: values, as gin text, of parameters that a population has changed, by name; see `parameters.rebinding`.
 
     Attributes:
       bindings: the constructor's argument.
@@ -166,7 +166,7 @@ class Member:
                 self.algorithm, self.transforms = make_networks(own["algorithm"], own["transforms"], *specs, device)
                 for module in self.algorithm.modules():
                     if isinstance(module, RLAlgorithm):
-                        module.progress = progress  # set first, because the learner's constructor reads it
+                        module.progress = progress  # set first, because the learner reads it when it is built
                 self.batches = self._make_batches(own["batches"] if self.trains else None)
                 networks: tuple[RLAlgorithm, Transforms] = self.algorithm, self.transforms
                 self.seat = Seat(games, self.group, lineup.columns[name], *networks, self.stream, has_gaps)
@@ -190,7 +190,7 @@ class Member:
             self.metrics = self._make_metrics(metrics, own * num_workers)
 
     def plan(self, unroll_length: float, num_unrolls: float) -> None:
-        """Plans the parts for a number of unrolls.
+        """Prepares the batches and the learner for the length of the run.
 
         Args:
           unroll_length: number of steps of all games in an unroll.
@@ -221,7 +221,7 @@ class Member:
         self.batches.start(self.seat.environment)
 
     def time(self, timer: Timer) -> None:
-        """Measures the parts of acting."""
+        """Starts to measure the times of the parts of acting."""
         self._repeated["time"] = lambda new: new.time(timer)
         self.seat.time(timer)
 
@@ -229,7 +229,7 @@ class Member:
         """Builds the parts again, in their initial states, with new values of some parameters.
 
         Args:
-          bindings: gin texts of the new values, by parameter; other parameters keep their configured values.
+          bindings: new values as gin text, by parameter; other parameters keep their configured values.
         """
         self._become(self._rebuilt(bindings))
 
@@ -242,7 +242,7 @@ class Member:
 
         Args:
           parent: policy with networks of the same shapes.
-          bindings: gin texts of the new values, by parameter; other parameters keep their configured values.
+          bindings: new values as gin text, by parameter; other parameters keep their configured values.
 
         Raises:
           UsageError: shapes of tensors differ between the new parts and the parent.
@@ -320,7 +320,7 @@ class Member:
         return name
 
     def _make_metrics(self, metrics: Sequence[Callable[[], Any]], num_columns: int) -> Metrics:
-        """Returns the metrics of the policy's columns in all processes; tells the seat which data they read."""
+        """Returns the metrics of the policy's columns in all processes, and tells the seat which data metrics read."""
         names, weights = reward_names(self.group.reward_spec), self.algorithm.reward_weights
         made = Metrics([metric() for metric in metrics], num_columns, objectives=names, reward_weights=weights)
         self.seat.shown = made.reads
@@ -351,7 +351,7 @@ class Member:
 
 
 def _forms(member: Member) -> dict[str, str]:
-    """Returns shape and dtype of each tensor that another policy may take, and the class of each optimizer."""
+    """Returns shape and dtype of each tensor that another policy may take, and the presence of each optimizer."""
     transforms = {f"transforms.{name}": value for name, value in member.transforms.state_dict().items()}
     forms = {
         name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"

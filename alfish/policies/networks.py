@@ -1,4 +1,4 @@
-"""Builds and loads the networks of a policy: an algorithm and its transforms; passes the rows of unrolls to them."""
+"""Builds and loads the networks of a policy, an algorithm and its transforms, and passes rows of unrolls to them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,7 +97,7 @@ def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) 
 
 
 def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns the part of a checkpoint's state for `load_networks` of a policy; '' is the only policy."""
+    """Returns the part of a checkpoint's state that `load_networks` needs for a policy; '' names the only policy."""
     if not name:
         return state
     prefix = f"{name}."
@@ -143,8 +143,8 @@ def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experie
     # On-policy, row 0 was the last row of the previous unroll; statistics count each row once.
     time_step, num_seen = experience.time_step, 1 if algorithm.on_policy else 0
     if algorithm.on_policy and has_gaps:
-        # In a column with a gap there, row 0 is new. So rows that the next unroll repeats are left out instead: a
-        # column's last row, unless an episode ends there.
+        # If a column had a gap at the end of the previous unroll, row 0 is new. So rows that the next unroll repeats
+        # are left out instead: a column's last row, unless it is the LAST row of an episode.
         time_step, num_seen = time_step._replace(step_type=_once(time_step.step_type)), 0
     transforms.observe(time_step, experience.transform_state, num_seen)
 

@@ -37,7 +37,7 @@ class Columns(Environment):
     def __init__(self, games: Games, group: Group, columns: np.ndarray):
         super().__init__(len(columns), group.observation_space, group.action_space, group.reward_spec)
         self.name, self.stepping = games.name, games.stepping
-        self.follows_progress = False  # False here, because `JointUnroller` passes the progress to the games
+        self.follows_progress = False  # False here, because `GameUnroller` passes the progress to the games
 
     def reset(self, seeds: Any = None, rows: np.ndarray | None = None) -> TimeStep:
         return self.arrived
@@ -52,9 +52,9 @@ class Columns(Environment):
 class Seat(SyncUnroller):
     """Acts for one policy in the columns that it may play.
 
-    The unroller calls `begin`, then `choose` and `arrive` for each step, then `finish`, each with the random numbers of
-    `stream`. Where another policy plays a column, or an agent has no row, the row is PAD. At the end of an unroll, PAD
-    rows are moved to the ends of columns.
+    The unroller calls `begin`, then `choose` and `arrive` for each step, then `finish`. During these calls except
+    `arrive`, it activates `stream`. Where another policy plays a column, or an agent has no row, the row is PAD. At the
+    end of an unroll, PAD rows are moved to the ends of columns.
 
     A row whose action was executed trains in exactly one unroll, also on-policy. If the next row comes in a later
     unroll, because other agents have their turns, the later unroll begins with the waiting row.
@@ -94,7 +94,7 @@ class Seat(SyncUnroller):
         self._start = UnrollStart(False, None, None)
         self._rows: list[tuple[TimeStep, Nest, Nest]] = []
         self._infos: list[tuple[int, dict[str, Any]]] = []
-        # On-policy with gaps: a mask `[C]` of columns that wait for the row after their last action; the leaves
+        # Used on-policy with gaps: a mask `[C]` of columns that wait for the row after their last action; the leaves
         # `[C, ...]` of the waiting rows (time step, action, info); and the leaves of the states at these rows. None if
         # no column waits.
         self._waiting: tuple[np.ndarray, list[Any], list[torch.Tensor]] | None = None
@@ -102,7 +102,7 @@ class Seat(SyncUnroller):
         self._states_at_row: list[torch.Tensor] | None = None
 
     def seat(self, rows: TimeStep, is_played: np.ndarray | None) -> None:
-        """Receives the first rows of all games; arguments as for `arrive`."""
+        """Receives the first rows of all games; the arguments are those of `arrive`."""
         self._receive(rows, is_played)
         self._unseen = True
 
@@ -204,7 +204,7 @@ class Seat(SyncUnroller):
         return rows[0], list(rows[1:])
 
     def _keep_waiting(self, rows: Nest, is_absent: np.ndarray) -> None:
-        """Keeps the last row of columns without a newest row, if an action was executed there."""
+        """Keeps the last row of each column without a newest row, if the action chosen in this row was executed."""
         step_type = rows[0].step_type
         number = (step_type != StepType.PAD).sum(0)
         last = nest.at(rows, (np.maximum(number - 1, 0), np.arange(len(number))))

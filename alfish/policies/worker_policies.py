@@ -1,4 +1,4 @@
-"""Several policies that act in workers: in the trainer, as sent to a worker, and their unroller in the worker."""
+"""Several policies that act in workers: how the trainer holds and sends them, and their unroller in a worker."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class SentMember(NamedTuple):
 
 
 class SeveralPolicies(Acting):
-    """The policies of a run with several policies.
+    """The policies of a run with several policies, as the trainer holds them.
 
     Args:
       lineup: lineup of the policies.
@@ -102,7 +102,7 @@ class SeveralPolicies(Acting):
 
 
 class SentSeveral(SentPolicies):
-    """Several policies and their lineup.
+    """Several policies and their lineup, in the form in which they are sent to workers.
 
     Args:
       lineup: lineup of the policies.
