@@ -49,7 +49,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
 
 
 def continuing(is_whole: bool) -> str:
-    """Returns a sentence about what repeats exactly if the run is continued from the package.
+    """Returns a sentence that says whether a run that continues from the package repeats the original exactly.
 
     Args:
       is_whole: False if the run has a replay buffer that is not packed.

@@ -85,7 +85,7 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
 
 
 def description(program: PolicyGraph, origin: str) -> dict[str, Any]:
-    """Returns the names, shapes and dtypes of inputs and outputs, in order, as JSON values."""
+    """Returns JSON values: the origin, the initial state, and name, shape and dtype of each input and output."""
 
     def shown(name: str, example: Any) -> dict[str, Any]:
         return {"name": name, "shape": list(example.shape), "dtype": str(example.dtype).removeprefix("torch.")}
@@ -112,15 +112,15 @@ def export_run(
     allow_import: Sequence[str] = (),
     policy: str | None = None,
 ) -> tuple[Exported, str]:
-    """Writes the policy of a run. File and policy are compared on observations of the environment or of recorded data.
+    """Writes the policy of a run, after comparing file and policy on observations of the environment or of data.
 
     Args:
       root_dir: directory of the run, or a packed run.
       output: path of the file; its suffix names the format.
-      checkpoint: name of the checkpoint: 'latest', 'best' or steps.
+      checkpoint: name of the checkpoint: 'latest', 'best', or its number of environment steps.
       sample: whether the file samples actions; otherwise it uses the mode.
       num_steps: number of observations on which the file is compared with the policy.
-      data: source of recorded data; None means the environment of the run.
+      data: source of recorded data for the comparison; None means that the environment of the run is used.
       seed: seed of the first episode in the environment.
       allow_import: modules that the run's configuration may import.
       policy: name of the policy, in a run with several policies; None means the only policy.
@@ -129,7 +129,7 @@ def export_run(
       The result, and a sentence that describes the exported policy.
 
     Raises:
-      UsageError, RunError: see `exporting.export`; or the environment cannot be built.
+      UsageError, RunError: `export` raises it; or the run cannot be opened, or its environment cannot be built.
     """
     with as_directory(root_dir) as directory:
         found = load(directory, checkpoint, allow_import=allow_import, policy=policy)

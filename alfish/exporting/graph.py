@@ -1,6 +1,6 @@
 """The graph of a policy's step: operations, weights, inputs, random numbers and outputs.
 
-All formats are written from this graph. Its shapes are fixed, for one observation.
+All formats are written from this graph. Its shapes are fixed: it takes one observation, without batch dimension.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from alfish.training.policy import Policy
 
 aten = torch.ops.aten
 
-# Operations whose result depends only on the shapes of their tensors.
+# Operations that read only the shapes and dtypes of their tensors.
 FILLED = {
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.new_zeros.default,
     aten.new_ones.default, aten.new_full.default,
@@ -67,9 +67,9 @@ class PolicyGraph:
         leaves of the action and the leaves of the next state.
       constants: weights, buffers and other constants, by name.
       inputs: leaves that the step reads: observations, `first`, `reward`, and state.
-      noise: random numbers, in torch's order.
+      noise: random numbers, in the order in which torch draws them.
       actions: leaves of the action.
-      state: initial values of the leaves of the state that the step reads.
+      state: leaves of the state on which actions depend, with their initial values.
       observation_space, action_space: spaces of one environment.
 
     Raises:

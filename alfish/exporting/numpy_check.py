@@ -10,7 +10,7 @@ import numpy as np
 
 
 def nested(leaves, policy):
-    """Returns an observation, as dicts of the leaves that the policy reads; a single leaf does not change."""
+    """Returns the leaves that the policy reads as nested dicts; if the observation is a single leaf, returns it."""
     observation: dict = {}
     for name, keys, *_ in policy.observations:
         if not keys:

@@ -141,7 +141,7 @@ def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = 
       program: recorded step of the policy; its graph is changed.
       path: path of the Python file.
       origin: sentence that describes the policy, for the file's head.
-      noise_is_input: has no effect here: the file's `step` draws random numbers unless its caller passes them.
+      noise_is_input: argument without effect: the file's `step` draws random numbers unless its caller passes them.
 
     Raises:
       NotExportable: an operation has no translation.
@@ -229,7 +229,7 @@ class _Functions:
     """Source texts of alfish's functions that an exported numpy program calls.
 
     Attributes:
-      sources: texts of the functions that are not part of numpy; a function follows the functions that it calls.
+      sources: texts of the functions, in an order in which each function follows the functions that it calls.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ class NumpyPolicy:
         drawn = [self._draw(*one) for one in self.noise] if noise is None else noise
         with np.errstate(all="ignore"):
             results = self.run(*self._prepared, *(leaves[name] for name in self.inputs), *drawn)
-        # Copies: an action may be part of the state, and the caller may write to it.
+        # Leaves are copied, because an action may be part of the state, and the caller may write to it.
         actions = [np.array(leaf)[()] for leaf in results[: self.num_actions]]
         return self.nested(actions), dict(zip(self.states, results[self.num_actions :]))
 

@@ -13,7 +13,7 @@ from alfish.exporting.graph import NotExportable
 
 aten = torch.ops.aten
 
-# Runtimes support few operations on these dtypes.
+# Dtypes for which ONNX runtimes implement few operations.
 SMALL = {torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16}
 
 
@@ -77,7 +77,7 @@ def _shape(node: Any) -> list[int]:
 
 
 def _operand(build: OnnxGraph, argument: Any, names: Names, dtype: torch.dtype) -> str:
-    """Returns a tensor or number, converted to a dtype."""
+    """Returns the name of a tensor or number after conversion to a dtype."""
     if isinstance(argument, torch.fx.Node):
         return build.cast(names[argument], _dtype(argument), dtype)
     return build.constant(argument, torch.empty(0, dtype=dtype).numpy().dtype)

@@ -29,10 +29,11 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     Args:
       root_dir: directory of the run.
       output: path of the file.
-      replay: whether to pack the replay buffer, too; a continued run is then bit-identical.
+      replay: whether to pack the replay buffer, too; a continued run is then bit-identical to the original.
 
     Raises:
       UsageError: the directory is not a run, or the run has no checkpoint or no replay buffer to pack.
+      RunError: training removed a file while the run was packed.
     """
     if not os.path.lexists(root_dir / CONFIG_FILE):
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
@@ -65,7 +66,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
 
 
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
-    """Yields the files to pack, including files of further learners."""
+    """Yields the files to pack, including the files of other learners."""
     yield from (root_dir / name for name in FILES if os.path.lexists(root_dir / name))
     checkpoints, replays = checkpoints_of(root_dir), checkpoints_of(root_dir, "replay")
     rows = _with_rows(root_dir)[-1:] if replay else []
@@ -85,7 +86,7 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
 
 
 def _source(root_dir: Path, name: str) -> Path | bytes:
-    """Returns a large file's path or a small file's content: training may write to small files at the same time.
+    """Returns the path of a large file, or the content of a small file, because training may write to it meanwhile.
 
     Raises:
       UsageError: the path leads out of the run, or is not a regular file.
@@ -100,6 +101,6 @@ def _source(root_dir: Path, name: str) -> Path | bytes:
 
 
 def _with_rows(root_dir: Path) -> list[int]:
-    """Returns the checkpoints whose replay buffer was saved, ascending."""
+    """Returns the numbers of steps of the checkpoints whose replay buffer was saved, ascending."""
     rows = Checkpoints(root_dir / "replay").steps()
     return [step for step in Checkpoints(root_dir / "checkpoints").steps() if step in rows]

@@ -27,7 +27,7 @@ from alfish.runs import random_state
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
-LEAST_LENGTH = 100  # number of steps, for each agent of a game, before which no game is cut
+LEAST_LENGTH = 100  # least number of steps for each agent of a game before the game is cut off
 NUM_EPISODES = 8  # episodes per block; environments without individual seeds run all episodes at once
 
 
@@ -50,10 +50,10 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | 
     """
     options: dict[str, Any] = {} if policy is None else {"policy": policy}
     with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
-        # Agents that take turns, or come late, act in some of a game's steps only.
+        # Agents that take turns or join late act in only some of a game's steps, so its length limit is raised.
         if groups := getattr(evaluator.environment, "groups", None):
             evaluator.max_length = max(num_steps, LEAST_LENGTH) * sum(len(group.agents) for group in groups.values())
-        evaluator.log = lambda line: None  # hides lines about cut episodes, which are irrelevant here
+        evaluator.log = lambda line: None  # hides lines about episodes that were cut off, which do not matter here
         seeds = itertools.count(seed, NUM_EPISODES)
         blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)
         return _steps(itertools.chain.from_iterable(blocks), num_steps)
@@ -88,7 +88,7 @@ def _of_episode(episode: Episode) -> Iterator[Step]:
 
 
 Inputs = dict[str, np.ndarray]  # inputs of one step by name: observation leaves, `first`, `reward`, state and noise
-Results = list[np.ndarray]  # `[N, ...]` each: leaves of the action, then of the next state that the program carries
+Results = list[np.ndarray]  # arrays `[N, ...]`: leaves of the action, then leaves of the program's next state
 
 
 def results_of(policy: Policy, program: PolicyGraph, steps: Sequence[Step], sample: bool) -> Results:
@@ -101,7 +101,7 @@ def results_of(policy: Policy, program: PolicyGraph, steps: Sequence[Step], samp
             torch.manual_seed(t)
             action = policy.act(step.observation, sample=sample, first=step.first, reward=step.reward)
             after = dict(nest.named_leaves(policy.state, "state"))
-            # Copies: the policy may overwrite its state in the next step.
+            # Leaves are copied, because the policy may overwrite its state in the next step.
             found.append([np.array(leaf) for leaf in (*nest.leaves(action), *(after[name][0] for name in carried))])
     return [np.stack(column) for column in zip(*found)]
 

@@ -1,8 +1,8 @@
-"""Recorded data: read from files, validated, and stored as read-only rows of the stream.
+"""Recorded data: read from files, validated, and stored as read-only time steps.
 
 A source yields episodes in the environment's units (`episode`, `sources`). The validator reports every fault, and
-corrects a fault if only one correction is possible (`validation`). `OfflineBuffer` stores episodes as the rows that
-replay stores. Only this package and `environments` use `terminated`, `truncated` and `next_observations`.
+corrects a fault if only one correction is possible (`validation`). `OfflineBuffer` stores episodes as rows, as replay
+does. Only this package and `environments` use `terminated`, `truncated` and `next_observations`.
 """
 
 from alfish.offline.buffer import OfflineBuffer

@@ -1,4 +1,4 @@
-"""Recorded episodes in a replay ring that is filled once, and then read-only."""
+"""Recorded episodes in a replay ring that is filled once and is read-only afterwards."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -87,8 +87,8 @@ class EpisodeBuffer(RingBuffer):
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the range in which windows of two rows may start, for any `window_length`.
 
-        No rows are added later, so a column's last transitions may also start windows; longer windows repeat its LAST
-        row.
+        No rows are added later, so the last transitions of a column may also start windows. If such a window is longer
+        than two rows, it repeats the column's LAST row.
         """
         return super().start_range(2, newest)
 
@@ -137,19 +137,19 @@ class OfflineBuffer(EpisodeBuffer):
       top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
       holdout_fraction: fraction of the episodes in `holdout`, in [0, 1). These episodes do not train; they are evenly
         spaced in the order of the sources.
-      num_columns: maximum number of columns.
+      num_columns: maximum number of columns of the ring, over which the episodes are distributed.
       action_limit: largest magnitude of trained Box actions, in (0, 1]; larger actions are clipped, because a tanh
         policy has infinite log-probability at +-1. `prev_action` is the executed action without clipping.
       device: device of the rows and of the windows.
       directory: directory for memory-mapped files of the rows, on the CPU; None means that rows are in memory. In both
         cases the episodes are first read into memory.
       keeps_episodes: whether the buffer indexes the start and the end of each row's episode.
-      return_gamma: discount per environment step of `return_to_go`; None means no `return_to_go`.
+      return_gamma: discount per environment step of `return_to_go`, in [0, 1]; None means no `return_to_go`.
 
     Attributes:
       spaces: spaces of the data.
       report: report of the validator.
-      episodes: place of each episode, in the sources' order.
+      episodes: place of each episode that is not held out, in the order of the sources.
       holdout: buffer of held-out episodes; None if there are none.
 
     Raises:
@@ -266,7 +266,7 @@ class _RowReader:
 
 
 def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
-    """Distributes items over columns, from the largest, each into the column with the smallest total.
+    """Distributes items over columns: each item, largest first, goes to the column with the smallest total size.
 
     Args:
       sizes: sizes of the items; at least one item.

@@ -41,7 +41,7 @@ class DataReport:
           level: level of the message, one of `LEVELS`.
           what: text that completes "episode 7: ...", or a sentence that is not about a single episode.
           episode_id: id of the episode that the text concerns.
-          values: values `[T, ...]`; the report shows their range.
+          values: values `[T, ...]` that the finding is about; the report shows their range. None shows no range.
         """
         assert level in LEVELS
         what = printable(what)
@@ -77,7 +77,7 @@ class DataReport:
         return len(self._bad)
 
     def range_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the smallest and the largest value of each entry of a leaf."""
+        """Returns the smallest and the largest value of each entry of a leaf; None if no valid episode has the leaf."""
         return self._ranges.get(name)
 
     @property
@@ -92,7 +92,7 @@ class DataReport:
         return "; ".join(parts[:limit]) + more
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report in JSON's types; a number that is not finite is None."""
+        """Returns the report in JSON's types, in which None replaces each number that is not finite."""
         return {
             "name": self.name,
             "num_read": self.num_read,

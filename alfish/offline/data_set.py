@@ -1,11 +1,11 @@
-"""alfish's own format of episodes: a directory of checkpoint files with some thousand transitions each.
+"""alfish's own format of episodes: a directory of checkpoint files with about 32 MB of episodes each.
 
     data_set.json                             spaces, counts, where the data came from, the validator's report
     episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
 
 The files are numbered from 0. Each file has a checksum, and loading a file executes nothing (`checkpoint_file`). The
-directory gets its name when it is complete. `EpisodeWriter` is the base of all writers of data sets: it collects
-episodes, writes some megabytes at a time, and cleans up after errors.
+directory is renamed to its final name when it is complete. `EpisodeWriter` is the base of all writers of data sets: it
+collects episodes, writes some megabytes at a time, and cleans up after errors.
 """
 
 import abc
@@ -33,11 +33,11 @@ SHARD_BYTES = 32 * 2**20  # bytes of observations and actions that are written t
 
 
 class EpisodeWriter(abc.ABC):
-    """Writes a data set. As a context manager, removes all files if the context ends with an error.
+    """Writes a data set. At the end of its context, removes all files unless `finish` has completed the data set.
 
     Args:
       name: name of the data set, for messages.
-      making: directory in which the data set is made; `_put_in_place` moves it.
+      making: temporary directory in which the data set is written; `_put_in_place` moves it to its final place.
 
     Raises:
       RunError: a file cannot be written; raised by each method.
@@ -76,7 +76,7 @@ class EpisodeWriter(abc.ABC):
 
     @abc.abstractmethod
     def _write(self, episodes: list[Episode]) -> None:
-        """Appends episodes, at least one."""
+        """Appends one or more episodes to the files in the temporary directory."""
 
     @abc.abstractmethod
     def _put_in_place(self, about: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class DataSetWriter(EpisodeWriter):
         super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces
         self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)
-        self._shards: list[int] = []  # episodes in each file
+        self._shards: list[int] = []  # number of episodes in each file
 
     def _write(self, episodes: list[Episode]) -> None:
         self._checkpoints.save(len(self._shards), packed_episodes(episodes))

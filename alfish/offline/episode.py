@@ -44,8 +44,8 @@ class EpisodeSource(abc.ABC):
     Attributes:
       name: name of the source, as the user gave it.
       spaces: spaces that the source declares; either may be None.
-      notes, warnings: sentences about the reading of the data, and about possible faults; complete after all episodes
-        were read.
+      notes, warnings: sentences about how the data are read, and about possible faults; the lists are complete when all
+        episodes have been read.
     """
 
     def __init__(self, name: str, spaces: Spaces = NO_SPACES):
@@ -72,7 +72,7 @@ class Arrays(EpisodeSource):
     """Episodes in memory.
 
     Args:
-      episodes: iterable of any number of episodes.
+      episodes: list of episodes; it may be empty.
       spaces: spaces of the environment that the episodes come from.
       name: name of the source, for messages.
     """
@@ -106,7 +106,12 @@ def without_final_observation(
 
 
 def ends(length: int, terminated: Any, truncated: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flags `[T]`, terminated and truncated, of an episode that ends in its last step."""
+    """Returns flags `[T]` of the steps, terminated and truncated, for an episode of T = `length` transitions.
+
+    Args:
+      length: number of transitions.
+      terminated, truncated: flags of the last step; all other flags are False.
+    """
     flags = np.zeros((2, length), bool)
     if length:
         flags[:, -1] = bool(terminated), bool(truncated)

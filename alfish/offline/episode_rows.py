@@ -22,7 +22,7 @@ class EpisodeEncoder:
     """Converts episodes to rows.
 
     Args:
-      spaces: spaces of the environment, both known.
+      spaces: spaces of the environment; neither may be None.
       action_limit: largest magnitude of a trained Box action, in (0, 1]; larger actions are clipped, because a tanh
         policy has infinite log-probability at +-1. `prev_action` is the executed action without clipping.
     """

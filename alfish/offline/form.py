@@ -54,9 +54,9 @@ class RecordedMask:
         return self._reader.path in nest.keys(observations)
 
     def added(self, observations: Nest, count: int) -> Nest:
-        """Returns `count` observations with a mask that allows everything."""
+        """Returns observations of `count` rows, completed with a mask that allows every action."""
         *parents, key = self._reader.path
-        if not isinstance(observations, dict):  # the environment's own observation, a leaf next to the mask
+        if not isinstance(observations, dict):  # an array, which becomes the entry next to the mask
             observations = {"observation": observations}
         result = parent = dict(observations)
         for name in parents:
@@ -107,7 +107,7 @@ class EpisodeForm:
     def fitted(self, episode: Episode) -> Episode:
         """Returns the episode in the format of the data set, with T+1 observations and flags for its end.
 
-        The length of the episode may be 0.
+        An episode without transitions is accepted, too.
 
         Raises:
           UnusableError: the episode cannot have this form.
@@ -259,7 +259,7 @@ def _flags(flags: Any, name: str) -> np.ndarray:
 
 
 def _out_of_range(values: np.ndarray, space: Any) -> Any:
-    """Returns the first of `values` outside an integer space; None if all are inside, or the space has no integers."""
+    """Returns the first of `values` outside a space of integers; None if all are inside, or for any other space."""
     if isinstance(space, spaces.Discrete):
         low, count = space.start, space.n
     elif isinstance(space, spaces.MultiDiscrete):

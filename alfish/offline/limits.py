@@ -58,9 +58,9 @@ def check_memory(num_bytes: int, name: str) -> None:
 
 
 def stored_values(metadata: Any) -> list[tuple[str, int]]:
-    """Returns path and number of values of each column in each part of a parquet file, from its metadata.
+    """Returns path and number of values of each column in each row group of a parquet file, from its metadata.
 
-    Each value in a list counts, because a compressed file may declare any number of values.
+    Each value of a list counts as one value, because the lists of a compressed file may have any length.
     """
     groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
     columns = [group.column(k) for group in groups for k in range(group.num_columns)]
@@ -95,7 +95,7 @@ def check_tensor(value: Any, name: str) -> torch.Tensor:
       name: name of the value and its file.
 
     Raises:
-      UsageError: the value is not a contiguous tensor.
+      UsageError: the value is not a tensor, or not dense and contiguous on the CPU, or is quantized.
     """
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"{name} is a {type(value).__name__}, but a tensor is expected; write the file again")

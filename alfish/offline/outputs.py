@@ -30,7 +30,7 @@ def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | Non
 
     Args:
       output: output, as the user gave it.
-      spaces: spaces of the episodes; an episode can be written only if both are known.
+      spaces: spaces of the episodes; episodes of a Minari data set can be written only if both spaces are known.
       env_spec: gymnasium's specification of the episodes' environment, which Minari stores; see `rebuildable`.
 
     Raises:
@@ -58,14 +58,14 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
         gymnasium.make(plain, disable_env_checker=True).close()
     except Exception as error:  # the code of the environment or of a wrapper may raise anything
         logging.warning(
-            "The data set does not record how to make %s, because describing it failed: %s", plain.id, first_line(error)
+            "The data set does not record how to make %s, because making it failed: %s", plain.id, first_line(error)
         )
         return None
     return plain
 
 
 def _groups_of_hdf5(space: Any) -> Iterator[str]:
-    """Yields the keys of a space that are not names in HDF5."""
+    """Yields the keys of a space that HDF5 does not accept as names."""
     if isinstance(space, spaces.Dict):
         yield from (key for key in space if "/" in str(key) or key in ("", "."))
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

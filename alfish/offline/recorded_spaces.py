@@ -40,13 +40,13 @@ class TrainedSpaces(NamedTuple):
 
 
 def spaces_by_policy(state: Mapping[str, Any]) -> dict[str, TrainedSpaces | None]:
-    """Returns the spaces in which the policies of a run were trained, by the policy's name.
+    """Returns the spaces in which the policies of a run were trained, by policy name.
 
     Args:
       state: state of a checkpoint of the run, see `Trainer.state_dict`.
 
     Returns:
-      A dict; a run with one policy has the name ''. Spaces are None for older checkpoints, which do not store them.
+      A dict; the only policy of a run has the name ''. Older checkpoints do not store spaces; their value is None.
 
     Raises:
       Exception: the state does not come from `Trainer.state_dict`; `Checkpoints.load` then names the file.
@@ -94,7 +94,7 @@ def check_rewards(found: int, wanted: int, name: str) -> None:
 def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
     """Checks that data can be used as data of the environment without conversion.
 
-    Observations may differ in their bounds and in the precision of floats, because algorithms see neither bounds nor
+    Observations may differ in their bounds, and may be float32 or float64, because algorithms see neither bounds nor
     float64. Bounds of actions must be equal, because they define the units. The data may lack the environment's action
     mask.
 
@@ -197,7 +197,7 @@ def _size(value: Any) -> int:
 
 
 def _integers(value: Any) -> dict[str, Any]:
-    """Returns the argument `dtype` for a space of integers in JSON's types, unless the dtype is int64."""
+    """Returns the keyword argument `dtype` of a space of integers in JSON's types; {} for int64, the default."""
     dtype = np.dtype(value.get("dtype", "int64"))  # older files have no dtype
     if dtype.kind not in "iu":
         raise ValueError(f"{value['type']} of {dtype} is not a space of integers")
@@ -205,7 +205,7 @@ def _integers(value: Any) -> dict[str, Any]:
 
 
 def _number(dtype: np.dtype) -> Any:
-    return float if dtype.kind == "f" else int  # floats are texts, because JSON has no infinity
+    return float if dtype.kind == "f" else int  # floats are stored as text, because JSON has no infinity
 
 
 def _bound_to_json(bound: np.ndarray) -> Any:
@@ -232,7 +232,7 @@ def _observations_fit(there: spaces.Space, here: spaces.Space) -> bool:
 
 def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
     if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
-        # The dtypes of the stream.
+        # Compares the shapes and dtypes that algorithms see; float64 counts as float32.
         one, other = specs.observation_spec(there), specs.observation_spec(here)
         return one.shape == other.shape and one.dtype == other.dtype
     return _fit(there, here, _same_observations)

@@ -1,6 +1,6 @@
 """Reads several sources with one validator, and selects the episodes that a buffer keeps.
 
-Selection depends on the size, the best returns, and the fraction of held-out episodes.
+Episodes are selected by the buffer's length and by their returns, and some of them are held out.
 """
 
 import math
@@ -66,8 +66,8 @@ class SourceReading:
         """Yields the valid episodes.
 
         Raises:
-          UsageError: no episode of a file is readable, or rewards do not fit the environment; after the last episode,
-            also as for `Validator.finish`.
+          UsageError: no episode of a file is readable, or rewards do not fit the environment; or, after the last
+            episode, `Validator.finish` raises it.
         """
         for source in self.sources:
             for item in source.episodes():

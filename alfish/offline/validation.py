@@ -2,13 +2,13 @@
 
 Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, a different nest or shape, a dtype that cannot be cast, an
-  unreadable episode, a Discrete, MultiDiscrete or MultiBinary value out of range, an action that its mask forbids. An
-  episode with such an error can never be used.
+   unreadable episode, a Discrete, MultiDiscrete or MultiBinary value out of range, an action that its mask forbids. An
+   episode with such an error can never be used.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
-3. corrected faults: float64 and integers of other dtypes (cast), both flags at once (terminated), no flag at the end
-  (truncated), T observations instead of T+1 (see `without_final_observation`), Box actions out of
-   bounds by up to 1e-6 (clipped), empty episodes (left out).
+3. corrected faults: values of another dtype (cast), a step that is both terminated and truncated (counts as
+   terminated), a last step that is neither (counts as truncated), T observations instead of T+1 (see
+   `without_final_observation`), Box actions out of bounds by up to 1e-6 (clipped), empty episodes (left out).
 4. warnings: see `Survey.warn`.
 """
 
@@ -39,7 +39,7 @@ class Survey:
         self._form, self._report = form, report
         self._num_beginnings: dict[bytes, int] = {}  # number of episodes for each digest of a first observation
         self._all_rewards_zero = True
-        # Numbers of action entries at a bound, and with bounds.
+        # Number of action entries that are at a bound, and number of action entries that have bounds.
         self._num_at_bounds = self._num_bounded = 0
 
     def add(self, episode: Episode) -> None:
@@ -129,7 +129,7 @@ class Validator:
         self._num_unreadable = 0
 
     def check(self, item: Episode | Unreadable) -> Iterator[Episode]:
-        """Yields the usable parts of an episode: none, the whole episode, or the parts between its ends."""
+        """Yields the usable parts of an episode: none, the whole episode, or its parts between early ends."""
         self.report.num_read += 1
         if isinstance(item, Unreadable):
             self._num_unreadable += 1
@@ -215,15 +215,16 @@ def _distance(values: np.ndarray, space: Any) -> float:
         return 0.0
     box = specs.without_vast_bounds(space)
     low, high = (bound.astype(np.float64) for bound in (box.low, box.high))
-    with np.errstate(invalid="ignore"):  # an infinite bound gives nan, which counts as 0
+    with np.errstate(invalid="ignore"):  # an infinite bound gives nan, which counts as 0: no value exceeds it
         out = np.stack([(low - values) / np.fmax(1, np.abs(low)), (values - high) / np.fmax(1, np.abs(high))])
     return float(np.nan_to_num(out, nan=0).max(initial=0))
 
 
 def _split(episode: Episode) -> Iterator[Episode]:
-    """Yields the parts of an episode between its ends.
+    """Yields the parts into which early ends split an episode.
 
-    The observation after an early end may belong to the next episode, so only the last part has a final observation.
+    The observation after an early end may belong to the next episode, so only the last part has a recorded final
+    observation.
     """
     early = np.flatnonzero((episode.terminated | episode.truncated)[:-1]) if episode.length else ()
     if not len(early):

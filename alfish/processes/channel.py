@@ -85,10 +85,10 @@ LENGTH = struct.Struct("<q")  # number of bytes of the next message
 
 
 class Channel:
-    """Whole messages in both directions between the trainer and one worker.
+    """Sends and receives whole messages between the trainer and one worker.
 
     Only these two processes have ends of the channel. The death of one process therefore closes it, and no third
-    process can lock it. `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on an
+    process can block it. `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on an
     incomplete message: a worker that is suspended while it sends would block the trainer. `drain` does not block.
 
     Args:

@@ -12,8 +12,8 @@ import sys
 
 # Parameters of mallopt in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 1 << 28  # largest free memory at the end of the heap in bytes, more than an update of wide networks frees
-MAPPED_BYTES = 1 << 25  # size from which freed arrays are returned to the system; the largest limit of glibc
+KEPT_BYTES = 1 << 28  # free bytes that the heap keeps at its end; an update of wide networks frees less
+MAPPED_BYTES = 1 << 25  # size from which freed arrays are returned to the system; the largest size that glibc accepts
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -21,7 +21,7 @@ VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 def keep_freed_memory() -> bool:
     """Sets the two limits of glibc's heap for this process; returns whether that succeeded.
 
-    Does nothing with other C libraries, or if an environment variable of glibc has set these limits.
+    Does nothing with other C libraries, or if one of the `VARIABLES`, which can set these limits, is set.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in VARIABLES):
         return False

@@ -80,7 +80,7 @@ class Refusal(NamedTuple):
     text: str
     by_user: bool  # whether the user made a mistake
     missing: str = ""  # name of the module that could not be imported
-    trace: str = ""  # traceback of an error of code outside alfish
+    trace: str = ""  # traceback of an error in code outside alfish
 
 
 def versions() -> dict[str, str]:
@@ -129,12 +129,12 @@ class Host:
     ) -> Reply | Refusal:
         """Starts the workers, and returns the first reply.
 
-          Args:
-            plan: settings that hosts share.
-            first: index of this host's first worker among all workers of the run.
-            generation: number of earlier processes of each worker, see `Plan.part`.
-            publication: number and version of the current weights.
-        words: current weights, `[weight_words]` int64.
+        Args:
+          plan: settings that hosts share.
+          first: index of this host's first worker among all workers of the run.
+          generation: number of earlier processes of each worker, see `Plan.part`.
+          publication: number and version of the current weights.
+          words: current weights, `[weight_words]` int64.
         """
         self._patience = plan.patience
         part = plan.plan.part(first, plan.num_workers, generation)
@@ -162,7 +162,10 @@ class Host:
         self._awake.set()
 
     async def poll(self) -> Reply | Refusal:
-        """Returns the events since the previous reply, immediately or, without events, after `REPLY_SECONDS`."""
+        """Returns the events and lines since the previous reply; waits up to `REPLY_SECONDS` if there are none.
+
+        Returns a `Refusal` instead if a worker has failed permanently, and everything else was reported.
+        """
         self._called_at = self._now
         news = asyncio.create_task(self._news.wait())
         await asyncio.wait({news, self._attending}, timeout=REPLY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +224,7 @@ class Host:
                 self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
-        """Executes all orders, except for orders whose weights have not arrived yet.
+        """Sends the grants of all orders, except for orders whose weights have not arrived yet.
 
         Ray may reorder two calls: a call with large weights waits until the weights are on this machine.
         """

@@ -38,7 +38,7 @@ def follow(parent: int) -> None:
 
 
 def import_path() -> list[str]:
-    """Returns sys.path with '' replaced by the name of the working directory."""
+    """Returns sys.path with '' replaced by the path of the working directory."""
     return [entry or os.getcwd() for entry in sys.path]
 
 

@@ -100,7 +100,7 @@ class Setup(NamedTuple):
     seed: int
     process: tuple[int, int]  # index of the worker among all workers of the run, and number of its earlier processes
     first_env_id: int
-    starts: list[int]  # for each column, vector steps until its first episode is truncated; 0: not truncated
+    starts: list[int]  # for each column, vector steps after which its first episode is truncated; 0: never
     cpu: int | None
 
 
@@ -114,7 +114,7 @@ class Grant(NamedTuple):
     # Whether to act with the algorithm's `random_action`; with several policies, the names of the policies that do.
     at_random: Any
     publication: int | None  # number of the publication of weights to act with; None means the newest
-    calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes new calls
+    calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker skips calls that it has made
 
 
 # From a worker to the trainer.
@@ -142,8 +142,8 @@ class Segment(NamedTuple):
     slot: int  # index of the slot among the pool's slots
     sequence: int  # number of segments that the process filled earlier
     version: int  # `policy_version` of the weights
-    num_records: Sequence[int]  # S of the `StepRecords` of each policy
-    infos: Sequence[list[tuple[int, dict[str, Any]]]]  # infos of the `StepRecords` of each policy
+    num_records: Sequence[int]  # for each policy, number S of rows of its `StepRecords`
+    infos: Sequence[list[tuple[int, dict[str, Any]]]]  # for each policy, `StepRecords.infos`
     seconds: Seconds
 
 

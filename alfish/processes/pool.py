@@ -61,7 +61,7 @@ class Pool:
 
     Args:
       count: number of workers.
-      limits: limits of the workers.
+      limits: limits and processor cores of the workers.
 
     Attributes:
       all: all workers, by index.

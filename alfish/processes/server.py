@@ -4,8 +4,8 @@ The trainer starts the server with its first worker. The server imports no modul
 and has one thread. The server ends with the trainer, and workers end with the server.
 
 A worker behaves like a new program: it has the environment variables, module path, working directory, standard streams
-and processor cores that the trainer has at the time of the request. An exception are variables that a program reads
-while it starts, such as LD_LIBRARY_PATH: they have their values at the first request.
+and processor cores that the trainer has at the time of the request. Variables that a program reads while it starts,
+such as LD_LIBRARY_PATH, are an exception: they take effect with the values that they have when the server starts.
 """
 
 import atexit
@@ -43,7 +43,7 @@ class Launch(NamedTuple):
     path: list[str]  # sys.path
     cpus: set[int] | None  # processor cores to run on; None if the system has no such setting
     names: list[str]  # names of the descriptors in the request, in their order
-    setup: bytes  # pickled last, because unpickling it imports the user's modules
+    setup: bytes  # pickled separately, because unpickling it imports the user's modules
 
 
 class WorkerProcess:
@@ -152,7 +152,7 @@ class Server:
                 raise RunError(
                     f"the process that forks workers ended with exit code {code}; its output above shows the reason"
                 ) from error
-            except BaseException:  # a signal requests a stop; the worker then finds that its channel is closed
+            except BaseException:  # a signal interrupted the launch; the worker ends when it finds its channel closed
                 status.close()
                 raise
         if pid < 0:
@@ -204,7 +204,7 @@ os.register_at_fork(after_in_child=SERVER.forget)
 
 
 def main(trainer_fd: int, program: str) -> None:
-    """Runs the server until the trainer ends. In each forked process, runs the `main` of a module."""
+    """Runs the server until the trainer ends. In each forked process, runs the `main` of the module `program`."""
     worker = importlib.import_module(program)
     gc.collect()
     gc.freeze()  # garbage collection in workers does not copy shared pages

@@ -12,7 +12,7 @@ import weakref
 
 import numpy as np
 
-TRAILER_WORDS = 8  # words after each copy of the weights: one cache line; the last three words are used
+TRAILER_WORDS = 8  # words after each copy of the weights: one cache line, of which the last three words are used
 
 
 class SharedMemory:
@@ -50,10 +50,10 @@ class Publications:
     """Weights that the trainer publishes and workers read, without a lock.
 
     There are two copies of the weights. The trainer overwrites the older copy, and then writes the number of the
-    publication to a header. Other processors may see these writes in any order (ARM reorders them), and the trainer may
-    overwrite a copy while it is read; Python has no memory fence to prevent this. Each copy therefore ends with its
-    number, its version and a checksum, a word that makes the sum of all words 0. A reader copies everything to private
-    memory, and repeats the copy until number and checksum are correct.
+    publication to a header. Other processors may see these writes in any order (ARM reorders them), because Python has
+    no memory fence. The trainer may also overwrite a copy while it is read. Each copy therefore ends with its number,
+    its version and a checksum, a word that makes the sum of all words 0. A reader copies everything to private memory,
+    and repeats the copy until number and checksum are correct.
 
     Args:
       num_words: length of the weights in words of 8 bytes.

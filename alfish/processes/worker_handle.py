@@ -72,7 +72,7 @@ class Worker:
         self.granted: deque[float] = deque()  # monotonic times of grants that are not filled yet
 
     def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
-        """Starts a process; it receives copies of the file descriptors `fds` by name."""
+        """Starts a process, which receives copies of the file descriptors `fds` by name."""
         self.heartbeat.clear()
         self.granted.clear()
         ours, theirs = socket.socketpair()
@@ -124,7 +124,10 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self, timeout: float) -> int:
-        """Ends the process, kills it after `timeout` seconds, and returns its exit code."""
+        """Asks the process to end, kills it if it still runs after `timeout` seconds, and returns its exit code.
+
+        Afterwards, kills the processes that its environments have started.
+        """
         self.heartbeat.stop()
         self.channel.close()
         try:

@@ -1,8 +1,8 @@
-"""A ring for environments that reset in the same step, with fixed shapes and without a wait for a GPU.
+"""A ring for environments that reset in the same step. Shapes are fixed, and the host does not wait for a GPU.
 
-All columns have the same positions: those of the rows from which the policy acted. LAST rows are stored in a ring of
-their own. Each LAST row has a number, and each row has the number of the LAST row before it. So rows are appended by
-the same operations however many episodes end, and a window is gathered by the position of its first row alone.
+Columns contain only the rows from which the policy acted, so all columns have the same positions. LAST rows are stored
+in a separate ring and numbered; a row that follows a LAST row stores the number of that LAST row. So rows are appended
+by the same operations, however many episodes end, and the position of its first row suffices to gather a window.
 """
 
 import collections
@@ -23,7 +23,7 @@ from alfish.replay.ring_buffer import RingBuffer
 from alfish.replay.row_store import RowStore, StoredRow, copy_entries
 from alfish.replay.start_index import SequenceIndex, StartIndex
 
-NONE, LOST = -1, -2  # in place of the number of a LAST row: there is none, or it is not stored any more
+NONE, LOST = -1, -2  # instead of the number of a LAST row: no LAST row precedes, or it is no longer stored
 
 
 @gin.configurable(module="alfish.replay")
@@ -31,12 +31,12 @@ NONE, LOST = -1, -2  # in place of the number of a LAST row: there is none, or i
 class AlignedRingBuffer(RingBuffer):
     """Stores the newest rows of B environments that reset in the same step.
 
-    Positions are those of the rows from which the policy acted; windows have the same rows as those of a `RingBuffer`.
-    They are drawn uniformly from all rows, and the mask shows which of their rows train.
+    Only rows from which the policy acted have positions. Windows also contain LAST rows, so they have the same rows as
+    windows of a `RingBuffer`. A window may start at any position, and the mask shows which of its rows train.
 
     Args:
-      capacity, num_envs, device, num_ignored, state_period: see `RingBuffer`.
-      end_fraction: number of LAST rows that are stored, as a fraction of `capacity`; at least one of each environment.
+      capacity, num_envs, device, num_ignored, state_period: settings of `RingBuffer`.
+      end_fraction: number of stored LAST rows as a fraction of `capacity`, in (0, 1]; at least `num_envs` are stored.
         If more episodes end, the oldest LAST rows are lost, the rows before them do not train, and a warning is logged.
       directory, keeps_episodes, return_gamma: settings of `RingBuffer` that must have their defaults, because they
         require the step types on the host.
@@ -74,14 +74,14 @@ class AlignedRingBuffer(RingBuffer):
         super().__init__(capacity, num_envs, device, None, num_ignored, state_period)
         self._end_before = torch.full((self.length, num_envs), NONE, device=self.device)
         self._num_ends = torch.zeros((), dtype=torch.int64, device=self.device)
-        # Position of the next row and number of LAST rows after pushes, for all stored rows; see `_warn_of_lost_ends`.
+        # (position of the next row, number of LAST rows so far) after each recent push; see `_warn_of_lost_ends`.
         self._history: collections.deque[tuple[int, int]] = collections.deque()
         self._newest: tuple[int, Callable[[], np.ndarray]] | None = None
         self._has_warned = False
 
     def _make_store(self, device: torch.device | str, directory: str | Path | None) -> RowStore:
         self._num_last = max(int(self.length * self.num_envs * self._end_fraction), self.num_envs)
-        # Rows other than LAST go to the extra row.
+        # The last extra row receives the entries of `last_rows` that are not LAST rows.
         return RowStore(self.length, self.num_envs, device, directory, num_extra=self._num_last + 1)
 
     def _make_starts(self, num_ignored: int) -> StartIndex:
@@ -94,7 +94,7 @@ class AlignedRingBuffer(RingBuffer):
           experience: rows `[T, B, ...]` with `ends`, arrays or tensors, without PAD rows; see `RingBuffer.push`.
 
         Raises:
-          UsageError: the rows have no `ends`, or they do not fit.
+          UsageError: the rows have no `ends`, or do not fit, see `RowStore.prepare`; on a CPU, also if a row is PAD.
         """
         if experience.ends is None:
             raise UsageError(
@@ -119,7 +119,7 @@ class AlignedRingBuffer(RingBuffer):
             self._states.push(experience.state, np.ones(self.num_envs, bool))
         step_type = self._without_breaks(rows.step_type, ended)
         rows = rows._replace(step_type=step_type)
-        step = self._num_last // self.num_envs  # so that a LAST row does not overwrite another one of the same call
+        step = self._num_last // self.num_envs  # `_append` must not overwrite a LAST row of the same call
         for first in range(0, len(ended), step):
             piece = slice(first, first + step)
             self._append(*nest.at((rows, ended, last_rows), piece))
@@ -127,12 +127,19 @@ class AlignedRingBuffer(RingBuffer):
             self._warn_of_lost_ends()
 
     def _note_beginning(self, step_type: torch.Tensor) -> None:
-        """Notes whether the columns begin with episodes; `step_type` `[B]` belongs to position 0, or is ignored."""
+        """Stores whether columns begin with FIRST rows; has no effect if position 0 was overwritten.
+
+        Args:
+          step_type: step types `[B]` at index 0 of the ring.
+        """
         assert isinstance(self._starts, AllRows)
         self._starts.begins_with_episodes = bool((step_type == StepType.FIRST).all())
 
     def _warn_of_lost_ends(self) -> None:
-        """Logs a warning once if LAST rows were overwritten; checks at the next push, to avoid waiting for a GPU."""
+        """Logs a warning once if LAST rows of stored episodes were overwritten.
+
+        Reads the number of LAST rows after the previous push, because reading the current number would wait for a GPU.
+        """
         before, self._newest = self._newest, (int(self._store.end[0]), host.read_later(self._num_ends))
         if before is None:
             return
@@ -144,16 +151,16 @@ class AlignedRingBuffer(RingBuffer):
             self._has_warned = True
             logging.warning(
                 "The %d rows of replay have %d episode ends, but AlignedRingBuffer stores %d LAST rows; rows before "
-                "lost ones do not train. Raise AlignedRingBuffer.end_fraction",
+                "lost LAST rows do not train. Raise AlignedRingBuffer.end_fraction",
                 self.num_rows,
                 found,
                 self._num_last,
             )
 
     def _without_breaks(self, step_type: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """Returns step types `[T, B]` with LAST in place of a MID row that FIRST follows: its episode broke off.
+        """Returns step types `[T, B]` in which a MID row before a FIRST row is LAST, because its episode broke off.
 
-        This also applies to the newest stored row. The discount does not change.
+        The newest stored row is changed in place by the same rule. Discounts do not change.
         """
         broken = (step_type[:-1] == StepType.MID) & (step_type[1:] == StepType.FIRST) & ~ended[:-1]
         end = int(self._store.end[0])
@@ -186,9 +193,9 @@ class AlignedRingBuffer(RingBuffer):
         return None if self._states is not None else self._view(window_length)
 
     def stream(self, column: int) -> Experience:
-        """Returns all rows of a column, LAST rows included, as `[T, 1, ...]`.
+        """Returns all rows of a column, including LAST rows, as `[T, 1, ...]`.
 
-        Where a LAST row was overwritten, the row before it is LAST, and the discount is 1.
+        If a LAST row was overwritten, the MID row before it becomes LAST and keeps its discount of 1.
         """
         oldest, end = int(self._store.oldest()[column]), int(self._store.end[column])
         view = self._view(end - oldest + 1)  # + 1, because a LAST row may follow the newest row
@@ -229,14 +236,14 @@ class AlignedRingBuffer(RingBuffer):
             kept = np.maximum(num_ends - min(len(leaf), self._num_last), 0)
             target = stored[count : count + self._num_last]
             copy_entries(leaf.unsqueeze(1), target.unsqueeze(1), kept, num_ends)
-        # Of a smaller store, LAST rows may be missing that this store would have kept.
+        # If the saved store was smaller, it may lack LAST rows that this store would have kept.
         if (missing := int(num_ends[0]) - len(nest.leaves(state["last"])[0])) > 0:
             self._end_before[(self._end_before >= 0) & (self._end_before < missing)] = LOST
 
     def check_valid(self) -> None:
         super().check_valid()
         assert self._store.is_level, "the columns have different positions"
-        assert (self._end_before < self._num_ends).all(), "a LAST row has a number that no row has yet"
+        assert (self._end_before < self._num_ends).all(), "a row refers to a LAST row that does not exist yet"
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             at = np.arange(oldest, oldest + len(step_type)) % self.length
             ends = self._end_before[at, column].cpu().numpy() != NONE
@@ -262,10 +269,10 @@ class AlignedRingBuffer(RingBuffer):
 class AlignedView(NamedTuple):
     """View of the stored rows, from which a compiled graph gathers windows. The rows change with the ring."""
 
-    rows: StoredRow  # leaves [length * B + K + 1, ...]: rows, K LAST rows, and a row without meaning
+    rows: StoredRow  # leaves [length * B + K + 1, ...]: rows, K LAST rows, and an unused row
     env_id: torch.Tensor  # [B]
     offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: positions relative to a window's first row
-    end_before: torch.Tensor  # [length, B] int64, number of the LAST row before each row; NONE without one
+    end_before: torch.Tensor  # [length, B] int64, number of the LAST row directly before each row, or NONE
     num_ends: torch.Tensor  # 0-d int64, number of the next LAST row
     transforms: Callable[[TimeStep], TimeStep] | None = None  # function of windows `[L, N]`; None means no transforms
 
@@ -278,7 +285,7 @@ class AlignedView(NamedTuple):
         return Batch(experience, mask, self.env_id[start.column], start.position, start.weight)
 
     def ends(self, start: SequenceIndex) -> torch.Tensor:
-        """Returns the number of the LAST row before each row of windows, `[L, N]`; NONE for the first rows."""
+        """Returns, for each row of windows, the number of the LAST row directly before it in the window, or NONE."""
         at = (start.position + self.offset) % len(self.end_before)
         return torch.where(self.offset > 0, self.end_before[at, start.column], NONE)
 
@@ -296,7 +303,7 @@ class AlignedView(NamedTuple):
         last = torch.where(is_kept, length * num_envs + number % number_of_last, -1)
         row = (start.position + self.offset) % length * num_envs + start.column
         place = self.offset + follows_end.long().cumsum(0)
-        # What has no place in the window is written to an additional row, which is cut off.
+        # Indices without a place in the window are written to an additional row, which is cut off.
         found = torch.full_like(row[:1], -1).repeat(num_rows + 1, 1)
         found = found.scatter(0, place.clamp(max=num_rows), row)
         found = found.scatter(0, torch.where(follows_end, place - 1, num_rows).clamp(max=num_rows), last)

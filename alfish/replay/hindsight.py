@@ -29,7 +29,7 @@ GoalFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GoalEnvironment(Protocol):
-    """Interface of an environment for hindsight."""
+    """Interface that hindsight requires of an environment."""
 
     observation_space: Any
 
@@ -59,8 +59,8 @@ class HindsightReplay:
     does not reach the new goal, stays LAST and gets discount 1, because the episode would have continued. Terminations
     for other reasons do not change. The episode does not end at row 0, even if row 0 is at the new goal.
 
-    Differences from the paper: a goal is drawn for each window whenever it is drawn, instead of k goals when rows are
-    stored; `fraction` corresponds to the paper's k / (k + 1), 0.8 for k = 4. All rows of a window have the same goal.
+    Differences from the paper: a goal is drawn each time a window is drawn, instead of k goals when rows are stored;
+    `fraction` corresponds to the paper's k / (k + 1), 0.8 for k = 4. All rows of a window have the same goal.
 
     Args:
       reward_fn: function of (achieved goals, desired goals), `[M, *goal]` each, that returns the environment's rewards
@@ -246,7 +246,7 @@ class HindsightReplay:
         )
 
     def _check_rewards(self, batch: Batch) -> None:
-        """Logs a warning if reward_fn differs from stored rewards in rows that are not relabelled."""
+        """Logs a warning if `reward_fn` does not return the stored rewards of a batch, before relabelling."""
         step = batch.experience.time_step
         stored, observation = step.reward[1:], step.observation
         computed = self._rewards(observation[self._achieved_key][1:], observation[self._goal_key][1:], stored)

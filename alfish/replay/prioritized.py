@@ -120,7 +120,7 @@ class Prioritized(Sampler):
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
         leaf = self._leaf(column, position)
-        # Rows newer than the last draw are skipped or overwritten: the next draw sets their priorities.
+        # The next draw sets the priorities of rows that were pushed since the last draw, even at leaves set here.
         kept = (position >= self._low[column]) & (position < self._high[column]) & (self._priority[leaf] > 0)
         if not kept.all():
             leaf, p = leaf[kept], p[kept]

@@ -36,8 +36,8 @@ class RingBuffer:
         in memory.
       num_ignored: number of oldest rows of a column at which no window may start, such as the look-back of a frame
         stack. The limit applies if earlier rows were overwritten, or if the column began within an episode.
-      state_period: number of positions for which one state is stored, the state at the first push that begins in them.
-        Windows start at rows with a state. None stores no states.
+      state_period: number of consecutive positions for which one state is stored: the state at the first push that
+        begins within them. Windows start at rows with a state. None stores no states.
       keeps_episodes: whether the ring indexes the start and the end of each row's episode.
       return_gamma: discount per environment step of `return_to_go`, in [0, 1]; requires scalar rewards, and also
         indexes episodes. None stores no returns.
@@ -143,7 +143,7 @@ class RingBuffer:
           window_length: number of rows of a window, L.
 
         Returns:
-          Batch of `[L, N]` rows and a mask `[L-1, N]`. Without stored states row 0 of the mask is true.
+          Batch of `[L, N]` rows and a mask `[L-1, N]`. Without stored states, row 0 of the mask is True.
 
         Raises:
           UsageError: no row may start such a window yet, `num_windows` is below 1, or `window_length` is below 2.
@@ -171,7 +171,7 @@ class RingBuffer:
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the rows `[L, N]` of windows that begin at `start`, which should be on the host, with its weights."""
+        """Returns the windows `[L, N]` that begin at `start`, with its weights; `start` should be on the host."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
@@ -187,11 +187,11 @@ class RingBuffer:
         return RingView(rows, torch.from_numpy(self._store.env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of positions that are drawn; some of these rows cannot start a window, see `may_start`.
+        """Returns the ranges from which windows' first rows are drawn; some rows are then refused, see `may_start`.
 
         Args:
           window_length: number of rows of a window, L.
-          newest: number of newest rows of each column to count; None means all rows.
+          newest: number of newest rows of each column to draw from; None means all rows.
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
@@ -283,8 +283,8 @@ class RingBuffer:
             )
         if state.get("state_period") != self.state_period:
             raise UsageError(
-                f"the saved replay stores a memory state every {state.get('state_period')} rows, but this replay "
-                f"stores one every {self.state_period}; keep ReplayBatches.state_period, and the memory"
+                f"the saved replay has state_period = {state.get('state_period')}, but this replay has state_period = "
+                f"{self.state_period}; keep ReplayBatches.state_period, and the policy's memory"
             )
         self._store.load_state_dict(state)
         self._starts.load_state_dict(state)
@@ -330,7 +330,7 @@ class RingBuffer:
         return experience
 
     def _index(self, columns: slice, position: int, kinds: np.ndarray, is_quiet: bool = False) -> None:
-        """Indexes rows appended from `position` on; `kinds` are step types, beginning with the previous row's."""
+        """Indexes rows that were appended from `position` on; `kinds` is the `step_type` of `StartIndex.push`."""
         self._starts.push(columns, position, kinds, is_quiet)
         if self._episodes is not None:
             self._episodes.push(columns, position, kinds[1:])

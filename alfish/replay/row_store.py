@@ -110,7 +110,7 @@ class RowStore:
         return np.maximum(self.start, self.end - self.length)
 
     def accept(self, experience: Experience) -> tuple[StoredRow, np.ndarray]:
-        """Returns the part of new rows to store, and their step types as an array; see `prepare`.
+        """Returns the fields of new rows to store, and their step types as an array; see `prepare`.
 
         Args:
           experience: rows `[T, B, ...]`, arrays or tensors.
@@ -125,7 +125,7 @@ class RowStore:
         return rows, step_type
 
     def prepare(self, rows: StoredRow) -> None:
-        """Checks new rows `[T, B, ...]`. The first call allocates memory; the first one after a load restores types.
+        """Checks new rows `[T, B, ...]`. The first call allocates memory, or restores NamedTuples after a load.
 
         Raises:
           UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or shapes
@@ -197,14 +197,14 @@ class RowStore:
         self.end += chosen.sum(0)
 
     def end_broken_episodes(self, rows: StoredRow, step_type: np.ndarray) -> StoredRow:
-        """Makes a MID row LAST if a FIRST row follows: its episode broke off. The discount does not change.
+        """Changes a MID row to LAST if a FIRST row follows, because its episode broke off. Discounts do not change.
 
         Args:
           rows: new rows `[T, B]`, before they are appended.
           step_type: step types `[T + 1, B]` of each column's newest row and of the new rows, changed in place.
 
         Returns:
-          The new rows.
+          The new rows with changed step types.
         """
         lost = (step_type[:-1] == StepType.MID) & (step_type[1:] == StepType.FIRST)
         if not lost.any():

@@ -103,7 +103,8 @@ class Uniform(Sampler):
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
         number of such windows is exact to within one. These windows are drawn from all rows if none of the newest rows
         may start a window, and in an `OfflineBuffer`, which has no newest rows.
-      recent_rows: total number of rows that count as the newest; each environment has an equal part.
+      recent_rows: number of rows that count as the newest, in total over all environments, which have equal parts. None
+        is allowed only if `recent_fraction` is 0.
     """
 
     needs_starts = False
@@ -216,7 +217,7 @@ class Epochs(Sampler):
 
 
 def check_held(buffer: RingBuffer, window_length: int, high: np.ndarray) -> None:
-    """Raises UsageError if a ring has fewer rows than positions `high` (`[B]`) of a saved sampler."""
+    """Raises UsageError if a saved sampler refers to rows below `high` (`[B]`) that a ring does not hold yet."""
     low, count = buffer.start_range(window_length)
     if len(high) != len(low) or (high > low + count).any():
         raise UsageError(

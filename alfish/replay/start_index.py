@@ -37,7 +37,7 @@ class StartIndex:
         self._tickets_view = self._tickets.numpy()
 
     def after_newest(self, step_type: np.ndarray) -> np.ndarray:
-        """Returns step types `[T + 1, B]`: of each column's newest row, then of the new rows, `step_type` `[T, B]`."""
+        """Returns step types `[T + 1, B]`: the type of each column's newest row, followed by `step_type`, `[T, B]`."""
         return np.concatenate([self._newest[None], step_type])
 
     def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
@@ -58,11 +58,11 @@ class StartIndex:
         self._newest[columns] = step_type[-1]
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of positions that are drawn; some of these rows cannot start a window, see `may_start`.
+        """Returns the ranges from which windows' first rows are drawn; some rows are then refused, see `may_start`.
 
         Args:
           window_length: number of rows of a window, L.
-          newest: number of newest rows of each column to count; None means all rows.
+          newest: number of newest rows of each column to draw from; None means all rows.
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each.

@@ -84,13 +84,13 @@ class StateStore:
         self.clear()
         copy_entries(state["state_position"], torch.from_numpy(self._position), *stretches)
         in_place = self._position // self.period % self._num_slots == np.arange(self._num_slots)[:, None]
-        # Slots without a state, or whose rows were overwritten.
+        # Marks slots as empty that hold no state of these stretches, or the state of a row before `store.start`.
         self._position[~in_place | (self._position < store.start)] = -1
         self._states = nest.map(restored, state["states"])
         self._knows_structure = False
 
     def check_valid(self) -> None:
-        """Raises AssertionError if a state is not in the slot of its row, or its row is not stored."""
+        """Raises AssertionError if a state is in a wrong slot, or its position is not in [start, end) of the store."""
         slot, column = np.nonzero(self._position >= 0)
         position = self._position[slot, column]
         assert (position < self._store.end[column]).all() and (position >= self._store.start[column]).all()

@@ -24,7 +24,7 @@ class SumTree:
         self._levels = [_zeros(size)]  # float64, weights first, padded with zeros to whole families
         while len(self._levels[-1]) > MAX_TOP_SIZE:
             self._levels.append(_zeros(len(self._levels[-1]) // FAN_OUT))
-        self._families = [level.reshape(-1, FAN_OUT) for level in self._levels]  # views
+        self._families = [level.reshape(-1, FAN_OUT) for level in self._levels]  # views, one row per parent node
 
     @property
     def total(self) -> float:

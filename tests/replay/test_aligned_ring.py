@@ -112,7 +112,7 @@ def test_lost_last_rows_are_reported_once(caplog):
     for _ in range(30):
         aligned.push(stream.unroll(4))
     (record,) = caplog.records
-    assert "but AlignedRingBuffer stores 12 LAST rows; rows before lost ones do not train. Raise" in record.getMessage()
+    assert "but AlignedRingBuffer stores 12 LAST rows; rows before lost LAST rows do not train" in record.getMessage()
 
 
 def test_last_rows_that_were_overwritten_are_pad():

@@ -317,7 +317,7 @@ def test_a_ring_with_states_is_not_a_ring_without_them():
     columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, state_period=4)
     push_with_states(buffer, states, columns, [3])
     for period in (None, 5):
-        with pytest.raises(UsageError, match=f"a memory state every 4 rows, but this replay stores one every {period}"):
+        with pytest.raises(UsageError, match=f"state_period = 4, but this replay has state_period = {period}"):
             RingBuffer(20, 1, state_period=period).load_state_dict(buffer.state_dict())
 
 

@@ -7,7 +7,7 @@ MAX_SHOWN = 200  # maximum number of characters of a file's words in a message
 
 
 class PickleError(ValueError):
-    """Raised if a pickle is damaged, or does not hold data; the message completes "...: it ..."."""
+    """Raised if a pickle is damaged, or does not hold data; the message is a clause in which "it" is the pickle."""
 
 
 class RefusedError(Exception):
@@ -25,7 +25,7 @@ def _is_flat(value: Any) -> bool:
 
 
 MAX_SHARED = 2**20  # bytes and entries that a file may copy in addition to its own size
-MAX_WAITING = 2**17  # values and marks on the stack; lists nested more deeply are not data
+MAX_WAITING = 2**17  # maximum number of values, and of marks, on the stack; data do not need more
 KEYS = (str, bytes, int, float, type(None))  # no tuples: their parts may be shared, and hashing may never end
 
 

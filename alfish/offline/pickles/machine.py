@@ -24,7 +24,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_SET": set,
 }
-ELSEWHERE = frozenset({"PERSID", "BINPERSID", "NEXT_BUFFER"})
+ELSEWHERE = frozenset({"PERSID", "BINPERSID", "NEXT_BUFFER"})  # instructions for objects that are not in the file
 
 
 class _Name:
@@ -45,7 +45,7 @@ class Machine:
     def __init__(self, inert: Iterable[str], copies: CopyBudget):
         self._inert, self._copies = frozenset(inert), copies
         self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stacks under each mark
+        self._below: list[list[Any]] = []  # for each mark, the stack below it
         self._memo: dict[int, Any] = {}
 
     def run(self, file: BinaryIO) -> Any:

@@ -11,12 +11,12 @@ MAX_DEPTH = 200  # maximum depth of nested lists, tuples, dicts and objects
 
 
 class Resolver:
-    """Replaces each stand-in with its object, which is made once, even if the file refers to it several times."""
+    """Replaces each stand-in with its object. An object to which the file refers several times is made only once."""
 
     def __init__(self, copies: CopyBudget) -> None:
         self._copies = copies
         self._made: dict[int, Any] = {}
-        self._seen: list[Any] = []  # kept alive, so that no other object gets an identity that is in `_made`
+        self._seen: list[Any] = []  # kept alive, so that no other object gets an id that is in `_made`
         self._depth = 0
 
     def resolved(self, value: Any) -> Any:

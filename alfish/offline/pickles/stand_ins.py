@@ -152,7 +152,7 @@ def numpy_number(dtype: Any, content: Any) -> Any:
 
 
 def encoded(text: Any = "", *_: Any) -> bytes:
-    """Returns bytes that a pickle of Python 2's protocols keeps as text."""
+    """Returns the bytes that a pickle of protocol 0, 1 or 2 stores as text."""
     if not isinstance(text, str):
         raise PickleError("it has bytes in a form that is not supported")
     return text.encode("latin1")

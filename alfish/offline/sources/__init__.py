@@ -20,7 +20,7 @@ from alfish.offline.sources.source_files import said
 class Scheme(NamedTuple):
     module: str  # module in this folder
     source: str  # name of the class; its arguments are the text after the colon and the environment's spaces
-    example: str
+    example: str  # source that messages show
     options: tuple[str, ...] = ()  # names of its options, see `open_source`
 
 
@@ -48,7 +48,7 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     Formats with incomplete records have options, such as `sb3:FILE?dones=terminated`:
 
         dones      meaning of a flag 'done': 'terminated' or 'truncated'
-        leave_out comma-separated keys of dict observations that are not read
+        leave_out  comma-separated keys of dict observations that are not read
 
     Args:
       name: name of the source: a scheme, a colon, and a path or the name of a data set; optionally `?` and options
@@ -73,7 +73,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
     """Splits the text after a scheme into the place of the data and options.
 
     Raises:
-      UsageError: the scheme has no such option, or the value of `dones` is not allowed.
+      UsageError: an option does not exist for this scheme, or the value of `dones` is not allowed.
     """
     found = re.fullmatch(r"(.*?)\?(\w+=[^?/]*)", where, re.DOTALL)
     if not found or os.path.exists(os.path.expanduser(where)):  # a path may contain a question mark

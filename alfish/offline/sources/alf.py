@@ -64,7 +64,7 @@ class ALFSource(EpisodeSource):
                     "expected; copy it again"
                 )
         self._rows, self._length = stored, shape[1]
-        is_full = self._size == self._length  # the position may restart at 0 in each round
+        is_full = self._size == self._length  # the position of a full ring may be counted modulo its length
         if not ((self._size >= 0) & (self._size <= self._length) & (self._pos >= self._size * ~is_full)).all():
             raise UsageError(
                 f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}, written up to row "
@@ -109,7 +109,7 @@ def _load(path: Path) -> Any:
 
 
 def _counts(value: Any, name: str) -> np.ndarray:
-    """Returns a tensor of integers as `[N]` int64."""
+    """Returns the integers of a tensor as an array `[N]` int64."""
     counts = check_tensor(value, name).numpy().reshape(-1)
     if counts.dtype.kind not in "iu":
         raise UsageError(f"{name} has dtype {counts.dtype}, but integers are expected; copy it again")
@@ -117,7 +117,7 @@ def _counts(value: Any, name: str) -> np.ndarray:
 
 
 def _numpy_numbers() -> list[Any]:
-    """Returns the names that construct a numpy number, such as `global_step` in the single file."""
+    """Returns the functions that may construct a numpy number, such as `global_step`, each with its name in a file."""
     numbers = [(numpy_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return [(DType, "numpy.dtype"), *numbers]
 
@@ -162,7 +162,7 @@ def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest
 
 
 def _with_tuples(tree: Any) -> Nest:
-    """Returns the nest with dicts with the keys 0, 1, 2, ... replaced by tuples."""
+    """Returns the nest in which each dict with the keys 0, 1, 2, ... is replaced by a tuple."""
     if not isinstance(tree, dict):
         return tree
     children = {key: _with_tuples(child) for key, child in tree.items()}

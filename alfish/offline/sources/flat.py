@@ -99,8 +99,10 @@ def check_rows(values: Any, label: str) -> None:
 
 
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
-    """Finds the ends of episodes: at flags, at the end of the table, and where the next observation is not the
-    observation of the next row.
+    """Finds the ends of episodes.
+
+    An episode ends at a flag, at the end of the table, and where the next observation differs from the observation of
+    the next row.
 
     Returns:
       The row after the last row of each episode, `[E]` int64; and the number of ends without a flag.
@@ -189,7 +191,7 @@ def notes(table: TransitionTable, num_unmarked: int) -> Iterator[str]:
 
 
 def warnings(table: TransitionTable, flag: str, num_unmarked: int = 0) -> Iterator[str]:
-    """Yields warnings about a table that does not record whether episodes timed out, or whose rows do not join.
+    """Yields warnings about a table without time-outs and next observations, or whose rows are mostly not consecutive.
 
     Args:
       table: table to read.

@@ -146,7 +146,7 @@ class LeRobotSource(EpisodeSource):
         for path in self._files:
             try:
                 found.append(self._read(path, [INDEX]).columns[INDEX].reshape(-1))
-            # Reading the episode raises the error.
+            # `episodes` reads the same file, and reports the error.
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError):
                 continue
         index = np.concatenate(found).astype(np.float64)
@@ -244,7 +244,7 @@ class LeRobotSource(EpisodeSource):
     def _ends(self, of: dict[str, np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns masks `[length]` of the frames at which the episode is done, and at which it terminated."""
         done = np.zeros(length, bool)
-        done[-1] = True  # the recording may not mark its end
+        done[-1] = True  # without the column `next.done`, only the last frame is an end
         if DONE in of:
             done = flat.flags(of[DONE], f"{self.name}: {DONE}")
         if self._dones is not None:

@@ -152,7 +152,7 @@ def _declared(path: Path, data_format: str) -> int:
     ipc = optional_module("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
         schema = file.schema
-    # The narrowest column, which takes one bit per row.
+    # Only the narrowest column is read, which takes one bit per row.
     one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])
     with ipc.open_file(str(path), options=one) as file:
         num_rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))

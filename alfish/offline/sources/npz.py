@@ -12,7 +12,7 @@ The arrays are either whole episodes, one after the other:
 or a table of N transitions:
 
     observations, actions, rewards, terminated, truncated    [N, ...]; truncated may be left out
-    next_observations                                        [N, ...]; may be left out, see D4RL
+    next_observations                                        [N, ...]; may be left out, see `flat`
 
 A nest consists of several arrays: `observations/camera` and `observations/speed` become a dict.
 """
@@ -47,9 +47,10 @@ DAMAGE = (ValueError, TypeError, OSError, EOFError, RuntimeError, LookupError, z
 
 
 class NpzMember:
-    """An array in an .npz file. Only the rows of a slice are read; slices must be read in ascending order.
+    """An array in an .npz file, of which a slice loads only its rows, unless the array is in Fortran order.
 
-    After the last row is read, the file's checksum is verified.
+    Slices are fastest in ascending order, because any other slice reads the array from its beginning. After the last
+    row is read, the file's checksum is verified.
 
     Args:
       archive: open file.

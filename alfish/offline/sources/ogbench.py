@@ -62,7 +62,7 @@ class OGBenchSource(EpisodeSource):
             rewards = arrays["rewards"] if self._has_rewards else np.zeros(len(is_last), np.float32)
             table = flat.TransitionTable(arrays["observations"], arrays["actions"], rewards, is_last & False, is_last)
             flat.check_shapes(table, self.name)
-            is_last[-1:] = True  # the last state of an incomplete trajectory
+            is_last[-1:] = True  # an incomplete last trajectory ends at its last state
             number = 0
             for block in blocks(np.flatnonzero(is_last) + 1, size=flat.block_size(table)):
                 read = [read_rows(part, slice(block[0].start, block[-1].stop)) for part in table[:3]]

@@ -147,7 +147,7 @@ class SB3Source(EpisodeSource):
         if not is_full:
             return np.arange(pos)
         order = np.arange(pos, pos + self._num_rows) % self._num_rows
-        # The newest row's next observation has overwritten the oldest row's observation.
+        # The newest row's next observation was stored in place of the oldest row's observation.
         return order[1:] if self._fields["next_observations"] is None else order
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -208,7 +208,7 @@ class _Size:
         self._parts = self._numbers = 0
 
     def add(self, where: str, numbers: int = 0) -> None:
-        """Counts a part, or its numbers.
+        """Counts a part; if `numbers` is positive, counts the numbers in the part's bounds instead.
 
         Raises:
           UsageError: there are too many parts; the message names `where`.

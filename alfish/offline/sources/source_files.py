@@ -163,7 +163,7 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
                 stored = h5py.h5d.open(group, name)
                 settings = stored.get_create_plist()
                 chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
-                # Empty rows count too, because HDF5 reads whole chunks.
+                # A size of 0 counts as 1, and at least one chunk counts, because HDF5 reads whole chunks.
                 numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
                 declared += numbers * stored.dtype.itemsize
     return declared
