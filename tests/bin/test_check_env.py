@@ -118,7 +118,7 @@ for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", 
         ("reward", "a reward is not finite"),
         ("endless", "no episode ended in 500 random steps"),
         ("wide", "every part of the observation as declared by its space"),
-        ("short", "and step (observation, reward, terminated, truncated, info)"),
+        ("short", "step must return (observation, reward, terminated, truncated, info)"),
     ],
 )
 def test_check_env_reports_the_faults_of_a_bad_environment(tmp_path, monkeypatch, capsys, fault, word):
