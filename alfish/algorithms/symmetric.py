@@ -23,7 +23,7 @@ from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep, Experience, LossInfo
 from alfish.errors import UsageError
-from alfish.functional.distributions import DiagonalNormal, is_distribution
+from alfish.functional.distributions import Joint, is_distribution
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, Range, checked
@@ -178,8 +178,8 @@ class _Mirrors(nn.Module):
 
 
 def _means(policy: Any) -> Nest:
-    """Returns the means of a nest of normals, with gradients."""
-    parts = policy if isinstance(policy, DiagonalNormal) else policy.parts
+    """Returns the means of distributions of Box actions, with gradients."""
+    parts = policy.parts if isinstance(policy, Joint) else policy
     return nest.map(lambda part: part.mean, parts, is_leaf=is_distribution)
 
 

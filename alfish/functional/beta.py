@@ -21,6 +21,10 @@ class Beta(NamedTuple):
     alpha: torch.Tensor  # [..., A], above 1
     beta: torch.Tensor  # [..., A], above 1
 
+    @property
+    def mean(self) -> torch.Tensor:
+        return (self.alpha - self.beta) / (self.alpha + self.beta)
+
     def sample(self) -> torch.Tensor:
         return 2 * distributions.Beta(*self, validate_args=False).sample() - 1
 

@@ -14,7 +14,7 @@ from alfish.algorithms.symmetric import Mirror, SymmetricPPO
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, ActorCritic, Torso
+from alfish.networks import GRU, ActorCritic, BetaHead, PolicyHead, Torso
 
 OBSERVATION = Mirror([1, 0, 2, 3], [1, 1, -1, 1])
 ACTION = Mirror([1, 0], [-1, -1])
@@ -84,6 +84,15 @@ class TestLoss:
         assert torch.allclose(found.loss, without + 0.5 * expected) and expected.mean() > 1e-5
         (gradient,) = torch.autograd.grad(found.extra["mirror_loss"].sum(), info.own.policy.mean, allow_unused=True)
         assert gradient is None, "the mean of the row is a target"
+
+    def test_beta_distributions_have_a_mirror_loss(self):
+        network = partial(ActorCritic, policy_head=partial(PolicyHead, box=BetaHead))
+        algorithm = symmetric(augments=False, mirror_loss_coef=0.5, network=network)
+        rows = _batch(algorithm, _unroll(algorithm)).experience
+        info = algorithm.train_step(rows, None).info
+        means = [2 * torch.distributions.Beta(*one.policy).mean - 1 for one in (info.image, info.own)]
+        expected = (means[0] - ACTION(means[1])).square().mean(-1)
+        assert torch.allclose(algorithm.calc_loss(rows, info).extra["mirror_loss"], expected, atol=1e-6)
 
     def test_a_limit_of_the_kl_reads_the_rows_themselves(self):
         algorithm = symmetric(target_kl=0.01)
