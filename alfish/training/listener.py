@@ -43,6 +43,8 @@ class Report:
       is_missed: whether this report repeats the last report of an interrupted process, after a resume.
       scalars: numbers by name. Training scalars are present only if `is_summary`, or at the first update after a
         summary was due.
+      previews: names of scalars that are shown only because the run pauses or is interrupted here. An uninterrupted run
+        does not have them in this iteration, so what changes training reads `due`.
       nominal_clock: clock steps that are shown instead of `clock`, by the first segment of a value's name. An
         evaluation is shown at the multiple of its period at which it was due, so that evaluations of several seeds have
         equal clocks.
@@ -61,6 +63,7 @@ class Report:
     is_summary: bool = False
     is_missed: bool = False
     scalars: dict[str, float] = field(default_factory=dict)
+    previews: frozenset[str] = frozenset()
     nominal_clock: dict[str, int] = field(default_factory=dict)
     films: dict[str, Path] = field(default_factory=dict)
     evaluation: Evaluation | None = None
@@ -69,6 +72,10 @@ class Report:
     def of(cls, clock: Clock, finished: bool) -> "Report":
         counters = clock.value, clock.env_steps, clock.iterations, clock.updates, clock.wall_seconds
         return cls(*counters, clock.progress, finished)
+
+    def due(self, name: str) -> float | None:
+        """Returns a scalar that an uninterrupted run has in this iteration too; None if it has not."""
+        return None if name in self.previews else self.scalars.get(name)
 
     @property
     def counters(self) -> Counters:

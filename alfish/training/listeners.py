@@ -1,5 +1,6 @@
 """Listeners: evaluation, checkpoints, progress, stopping. A listener may read report entries of earlier listeners."""
 
+import inspect
 import math
 import re
 import sys
@@ -368,7 +369,8 @@ class _Watcher(Listener):
         check_scalar(run, self._scalar, f"{type(self).__name__}.scalar")
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        if self._scalar in report.scalars and (reason := self.reason(report.scalars[self._scalar])):
+        value = report.due(self._scalar)
+        if value is not None and (reason := self.reason(value)):
             run.stop(reason)
 
     def reason(self, value: float) -> str | None:
@@ -480,6 +482,12 @@ def checked_listeners(
                 f"Trainer.listeners has {shown(listener)}, which is not a Listener; derive its class from Listener"
             )
         check_methods(listener, Listener)
+        methods = {name: method for name, method in vars(Listener).items() if inspect.isfunction(method)}
+        if all(getattr(type(listener), name) is method for name, method in methods.items()):
+            raise UsageError(
+                f"{type(listener).__name__} has no method of Listener, so it would do nothing; define "
+                "after_iteration(self, run, report), start(self, run) or close(self)"
+            )
     everywhere = [each.changes_algorithm or each.on_every_learner for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
 

@@ -111,7 +111,9 @@ class Loop:
         report.scalars |= {f"train/{name}": value for name, value in learned.items()}
         report.is_summary = is_due or report.finished
         if report.is_summary:
-            report.scalars |= self._summary()
+            shown = self._summary()
+            report.scalars |= shown
+            report.previews = frozenset() if is_due or clock.finished else frozenset(shown)
         return report
 
     def report(self) -> Report:

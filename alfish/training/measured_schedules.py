@@ -37,7 +37,8 @@ class MeasuredSchedules(Listener):
             return  # only the first learner has this report, so it cannot wait for other learners
         schedules = {**_of_algorithms(self._parts), **_of_learners(self._parts)}
         names = sorted({schedule.scalar for schedule in schedules.values()})
-        measured = dict(zip(names, _means([report.scalars.get(name, math.nan) for name in names])))
+        values = [report.due(name) for name in names]
+        measured = dict(zip(names, _means([math.nan if value is None else value for value in values])))
         for schedule in schedules.values():
             if math.isfinite(measured[schedule.scalar]):
                 schedule.observe(measured[schedule.scalar])

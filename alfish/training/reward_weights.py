@@ -144,11 +144,11 @@ class LagrangianWeights(WeightListener):
                 )
 
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:
-        if not report.scalars:
+        if not report.scalars:  # as on all other learners
             return
         found = [f"metrics/{MEAN}/{name}" for name in self._thresholds]
-        count = [report.scalars.get(f"{name}/n", 0.0) for name in found]
-        total = [report.scalars.get(name, 0.0) * n for name, n in zip(found, count)]
+        count = [report.due(f"{name}/n") or 0.0 for name in found]
+        total = [(report.due(name) or 0.0) * n for name, n in zip(found, count)]
         sums = replicas.total(torch.tensor([total, count], dtype=torch.float64))  # sums over all learners
         for (name, threshold), (reward, number) in zip(self._thresholds.items(), sums.T.tolist()):
             if number:

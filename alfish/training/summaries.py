@@ -1,6 +1,7 @@
 """The listener that writes summaries: scalars, histograms, images and films of a run."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class Summaries(Listener):
         self._extra_writers = writers
         self._writer, self._is_described = Writer(), False
         self._started = contextlib.ExitStack()  # closes diagnostics and writers that were started
-        self._next = 0  # clock of the next measurement of the diagnostics
+        self._next: float = math.inf  # clock of the next measurement of the diagnostics
         self._updates: dict[str, LastUpdate] = {}  # last update of each policy, if diagnostics are due
 
     def start(self, run: Run) -> None:
@@ -91,7 +92,7 @@ class Summaries(Listener):
             stack.callback(table.close)
             self._started = stack.pop_all()
         self._writer = MultiWriter([events, table, *self._extra_writers])
-        self._next = next_due(resumed, self._period) if resumed else 0
+        self._next = next_due(resumed, self._period, self._next) if resumed else 0
 
         for name, own in run.by_policy().items():
             own.learner.before_update = self._before_update(own, name) if self._diagnostics else None
@@ -133,6 +134,12 @@ class Summaries(Listener):
             self._writer.film(name, path, report.nominal_clock.get(name.partition("/")[0], report.clock))
         if report.scalars:
             self._write_scalars(report)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
 
     def close(self) -> None:
         self._started.close()

@@ -140,6 +140,10 @@ def test_parts_of_a_wrong_class_are_refused_with_the_parameter_name(tmp_path):
     class Incomplete(RLAlgorithm):
         on_policy = True
 
+    class Idle(Listener):
+        def on_step(self):
+            raise AssertionError
+
     for options, words in (
         (
             {"algorithm": linear},
@@ -157,8 +161,9 @@ def test_parts_of_a_wrong_class_are_refused_with_the_parameter_name(tmp_path):
         ({"unroller": linear}, "Trainer.unroller made a Linear"),
         ({"learner": lambda: None}, "Trainer.learner cannot be called as a Learner is"),
         ({"batches": dict}, "Trainer.batches made a dict"),
-        ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it must be a list"),
+        ({"extra_listeners": Idle()}, "Trainer.extra_listeners is .*; it must be a list"),
         ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is not a Listener"),
+        ({"listeners": [Idle()]}, "Idle has no method of Listener, so it would do nothing; define after_iteration"),
         ({"extra_metrics": [object()]}, "object is not a metric; it has no name and no update and no result"),
         ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),
         ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it must be an integer in \[1, 1024\]"),

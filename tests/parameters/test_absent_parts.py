@@ -44,7 +44,8 @@ class Returns(Metric):
 
 
 class Watcher(Listener):
-    pass
+    def after_iteration(self, run, report):
+        pass
 
 
 class Net(ActorCritic):

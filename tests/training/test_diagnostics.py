@@ -40,6 +40,7 @@ from alfish.training.diagnostics import (
 )
 from alfish.training.diagnostics.estimates import _returns
 from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver
 from alfish.training.summaries import Summaries
 from alfish.training.trainer import Trainer
 
@@ -144,6 +145,20 @@ def test_compiled_updates_have_the_same_bits_with_diagnostics(tmp_path):
         states.append(tensors_of(trainer))
     assert "gradient_norm/critic.body" in names_in(tmp_path / "1")
     assert_same(*states)
+
+
+def test_a_measurement_that_is_due_at_a_pause_follows_with_the_next_summary(tmp_path):
+    def clocks_of(root_dir, *stops):
+        clocks, looks = [], Keeper()
+        measure = looks.measure
+        looks.measure = lambda run, update: (clocks.append(run.clock.value), measure(run, update))[1]
+        for stop_at in (*stops, None):
+            listeners = [Summaries([looks], diagnostics_period=120), CheckpointSaver()]
+            options = {"num_iterations": 16, "summary_period": 100, "stop_at": stop_at}
+            make(tmp_path / root_dir, *POINT_MASS, listeners=listeners, **{**EVERY, **options}).train()
+        return clocks
+
+    assert clocks_of("paused", 130) == clocks_of("whole")
 
 
 def test_updates_are_inspected_only_when_due(tmp_path):

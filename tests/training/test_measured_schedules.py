@@ -99,6 +99,18 @@ def test_a_resumed_run_is_bit_identical(tmp_path, setting):
     assert one == other
 
 
+@pytest.mark.parametrize("stops", [(15,), (15, 25, 35, 65)])
+def test_pauses_are_no_measurements(tmp_path, stops):
+    def trained(root_dir, *stops):
+        for stop_at in (*stops, None):
+            schedule = Feedback(scalar="metrics/average_return", target=-3.0, initial=0.1, rate=0.1)
+            trainer = make(root_dir, [CheckpointSaver()], entropy_coef=schedule, stop_at=stop_at)
+            trainer.train()
+        return tensors_of(trainer)
+
+    assert_same(trained(tmp_path / "paused", *stops), trained(tmp_path / "whole"))
+
+
 def test_compiled_updates_read_the_value(tmp_path, interpreted):
     runs = []
     for is_compiled in (False, True):

@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -35,7 +34,7 @@ from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, QNetwork, Tor
 from alfish.networks.actor_critic import PolicyValue
 from alfish.offline import OfflineBuffer
 from alfish.parameters.schedules import Linear
-from alfish.training.listener import Listener
+from alfish.training.listener import Listener, Report
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.reward_weights import LagrangianWeights, ScheduledWeights
 from alfish.training.trainer import Trainer
@@ -372,11 +371,19 @@ def test_lagrangian_weights_rise_below_the_threshold_and_fall_above(tmp_path):
     assert recorder.scalars["reward_weights/right"] == pytest.approx(expected[0], rel=1e-5)
 
 
+def test_a_pause_changes_no_lagrangian_weight(tmp_path):
+    settings = {"listeners": [LagrangianWeights({"right": -2.0}), CheckpointSaver()], "env_settings": NAMED}
+    trainer = trained(tmp_path, "PPO", **settings, num_iterations=4, summary_period=10**6, stop_at=40)
+    assert trainer.clock.paused and trainer.algorithm.reward_weights.tolist() == [1.0, 1.0]
+    trainer = trained(tmp_path, "PPO", **settings, num_iterations=4, summary_period=10**6)
+    assert trainer.clock.finished and trainer.algorithm.reward_weights.tolist() != [1.0, 1.0]
+
+
 def test_lagrangian_weights_stay_positive_and_rise_again():
     weights, listener = torch.ones(1), LagrangianWeights({"a": 1.0}, rate=1.0, min_weight=0.01)
     for mean, expected in [(9.0, math.exp(-8)), (9.0, 0.01), (-9.0, 0.01 * math.exp(10))]:
         scalars = {"metrics/average_reward/a": mean, "metrics/average_reward/a/n": 5.0}
-        listener.change(weights, ["a"], SimpleNamespace(scalars=scalars))
+        listener.change(weights, ["a"], Report(*[0] * 6, finished=False, scalars=scalars))
         assert weights.item() == pytest.approx(max(expected, 0.01), rel=1e-4)
     listener.check(["a"], weights)
     with pytest.raises(UsageError, match="min_weight is 2.0; it must be at most max_weight, which is 1.0"):
