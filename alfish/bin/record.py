@@ -6,10 +6,10 @@
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The seed of episode k is `seed + k`. Every started episode is finished, so the data do not depend on --num_envs.
-Observations are raw, and include the true final observation. Actions are stored as executed, in the environment's
-units. If an environment is reset with the seed of an episode and executes its actions, it returns the same observations
-and rewards.
+The seed of episode k is `seed + k`, by default far from the seeds of evaluations. Every started episode is finished, so
+the data do not depend on --num_envs. Observations are raw, and include the true final observation. Actions are stored
+as executed, in the environment's units. If an environment is reset with the seed of an episode and executes its
+actions, it returns the same observations and rewards.
 
 The data set stores its origin: the algorithm, the configuration with every default, the checkpoint (steps and sha256),
 the seed of each episode, and the mean, minimum and maximum return of all episodes that were run. An existing output is
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
 
 FLAGS = flags.FlagValues()
-shared_flags.define_episodes(FLAGS, 100)
+# Evaluations begin with seed 0, and a policy that learns from recorded episodes should be evaluated in others.
+shared_flags.define_episodes(FLAGS, 100, seed=1_000_000)
 flags.DEFINE_string("output", None, "Directory to create, or minari:namespace/name-v0.", flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 flags.DEFINE_float("min_return", None, "Write only episodes with at least this return.", flag_values=FLAGS)

@@ -19,12 +19,18 @@ NUM_ENVS = "Number of environments that run at the same time."
 LARGEST_SEED = 2**63 - 2**32 - 1  # largest seed of episode 0; the seeds of later episodes then fit 63 bits
 
 
-def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
-    """Defines the flags of a command that runs `num_episodes` episodes, by default, of a saved policy."""
+def define_episodes(flag_values: flags.FlagValues, num_episodes: int, seed: int = 0) -> None:
+    """Defines the flags of a command that runs episodes of a saved policy.
+
+    Args:
+      flag_values: flags of the command.
+      num_episodes: default number of episodes.
+      seed: default seed of episode 0.
+    """
     flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=flag_values)
     flags.DEFINE_string("checkpoint", "latest", CHECKPOINT, flag_values=flag_values)
     flags.DEFINE_integer("num_episodes", num_episodes, "Number of episodes to run.", 1, flag_values=flag_values)
-    flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, LARGEST_SEED, flag_values=flag_values)
+    flags.DEFINE_integer("seed", seed, "Seed of episode 0.", 0, LARGEST_SEED, flag_values=flag_values)
     flags.DEFINE_integer("max_length", None, MAX_LENGTH, 1, flag_values=flag_values)
     words = "Sample actions as in training, instead of taking the mode."
     flags.DEFINE_boolean("sample", False, words, flag_values=flag_values)

@@ -104,9 +104,9 @@ def test_a_data_set_states_its_origin(run, output, capsys):
     assert told["checkpoint"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.name == f"checkpoint-{told['checkpoint']['steps']:012d}.pt"
     assert EnvSpec.from_json(json.dumps(told["env_spec"])).id == env_id
-    assert (told["seed"], told["sample"], told["min_return"]) == (0, False, None)
+    assert (told["seed"], told["sample"], told["min_return"]) == (1_000_000, False, None)  # not those of evaluations
     capsys.readouterr()
-    assert main(["evaluate", f"--root_dir={root_dir}", "--num_episodes=4", "--json"]) == 0
+    assert main(["evaluate", f"--root_dir={root_dir}", "--num_episodes=4", "--seed=1000000", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert told["checkpoint"]["env_steps"] == summary["env_steps"]
     expected = {key: pytest.approx(summary[key]) for key in ("num_episodes", "mean", "min", "max")}
@@ -141,12 +141,14 @@ def test_minari_opens_what_is_written_and_makes_the_environment_again(run):
 
 def test_only_good_episodes_are_kept_and_counts_are_printed(run, output, capsys):
     root_dir, env_id = run
-    whole = read(recorded(root_dir, f"{output.removesuffix('-v0')}_whole-v0", "--num_episodes=5", "--sample"))
+    whole = read(
+        recorded(root_dir, f"{output.removesuffix('-v0')}_whole-v0", "--num_episodes=5", "--seed=0", "--sample")
+    )
     returns = [float(episode.rewards.sum(dtype=np.float64)) for episode in whole]
     least = sorted(returns)[3]
     good = [k for k in range(5) if returns[k] >= least]
     capsys.readouterr()
-    name = recorded(root_dir, output, "--num_episodes=5", "--sample", f"--min_return={least!r}")
+    name = recorded(root_dir, output, "--num_episodes=5", "--seed=0", "--sample", f"--min_return={least!r}")
     words = capsys.readouterr().out
     assert f"5 episodes run from seed 0, {len(good)} written; {5 - len(good)} returned less" in words
     assert_same(read(name), [whole[k] for k in good])
@@ -186,7 +188,7 @@ def test_mistakes_are_reported_in_one_sentence(flags, words, refused, tmp_path, 
 def test_an_older_checkpoint_is_recorded_and_no_other(run, tmp_path, capsys):
     first, *others = sorted(int(path.stem.partition("-")[2]) for path in (run[0] / "checkpoints").glob("*.pt"))
     assert others
-    name = recorded(run[0], str(tmp_path / "set"), "--num_episodes=3", f"--checkpoint={first}")
+    name = recorded(run[0], str(tmp_path / "set"), "--num_episodes=3", "--seed=0", f"--checkpoint={first}")
     assert about(name)["checkpoint"]["steps"] == first
     means = []
     for which in (first, "latest"):
@@ -236,7 +238,8 @@ def test_an_unusable_episode_is_named_and_nothing_is_written(tmp_path, monkeypat
     command = ["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path}/run"]
     assert main([*command, *(f"--gin_param={one}" for one in settings)]) == 0
     before = left_by(tmp_path)
-    words = refused("record", f"--root_dir={tmp_path}/run", f"--output={tmp_path}/set", "--num_episodes=5", status=1)
+    command = "record", f"--root_dir={tmp_path}/run", f"--output={tmp_path}/set", "--num_episodes=5", "--seed=0"
+    words = refused(*command, status=1)
     assert "observation is not finite (1 episode: 2)" in words
     assert left_by(tmp_path) == before
 
