@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import inspect
 import re
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -216,6 +217,18 @@ def _module_of(name: str) -> str:
     return ""
 
 
+def _unregistered_in(name: str) -> str | None:
+    """Returns the module of the user that defines a class or function of this name; None if there is none."""
+    for owner, module in tuple(sys.modules.items()):
+        if owner.partition(".")[0] in {"alfish", *sys.stdlib_module_names}:
+            continue
+        found, file = getattr(module, "__dict__", {}).get(name), getattr(module, "__file__", None)
+        is_defined = (inspect.isclass(found) or inspect.isfunction(found)) and found.__module__ == owner
+        if is_defined and file and "site-packages" not in file:
+            return owner
+    return None
+
+
 def _first_sentence(error: Exception) -> str:
     token = re.search(r"Failed to parse token '-?(\w+)'", str(error))
     if isinstance(error, SyntaxError) and token:
@@ -250,6 +263,9 @@ def _suggestion(error: Exception) -> str:
         names, name = sorted({one.rpartition(".")[2] for one in gin_internals.configurables()}), unknown[1]
         if module := _module_of(name.rpartition(".")[2]):
             return f"; {name} is in {module}, which nothing imports: import it in a conf, or leave {name} out"
+        is_known = name.rpartition(".")[2].lower() in {one.lower() for one in names}
+        if not is_known and (owner := _unregistered_in(name.rpartition(".")[2])):
+            return f"; {owner} defines it, but gin does not know it: put @gin.configurable before its definition"
         return close_names(name.rpartition(".")[2], names) + (
             "; a conf must import what it configures, as in `import alfish.algorithms.ppo`"
         )

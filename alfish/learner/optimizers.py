@@ -10,7 +10,7 @@ optimizer with these two methods can be part of a compiled update.
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
 import gin
@@ -29,6 +29,27 @@ class Optimizer(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state of an optimizer of the same class; settings are not part of the state."""
+
+
+def make_optimizer(factory: Callable[..., Optimizer], parameters: Sequence[torch.Tensor]) -> Optimizer:
+    """Returns the optimizer of some flat vectors.
+
+    Raises:
+      UsageError: the factory does not return an optimizer of this interface.
+    """
+    made: Any = factory(parameters)
+    if isinstance(made, torch.optim.Optimizer):
+        raise UsageError(
+            f"Learner.optimizer made a {type(made).__name__} of torch; use Learner.optimizer = @TorchOptimizer, with "
+            "TorchOptimizer.optimizer = 'AdamW' or your class"
+        )
+    missing = [name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
+    if missing:
+        raise UsageError(
+            f"Learner.optimizer made a {type(made).__name__}, which has no {missing[0]}; derive it from FlatOptimizer, "
+            "or define step(learning_rate, is_applied=None), state_dict() and load_state_dict(state)"
+        )
+    return made
 
 
 class FlatOptimizer:

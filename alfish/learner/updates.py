@@ -23,7 +23,7 @@ from alfish.learner.batches import Minibatches, take
 from alfish.learner.frozen_parts import split
 from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
 from alfish.learner.kl_adaptive import KLAdaptive, follow, multiplied
-from alfish.learner.optimizers import FlatOptimizer, Optimizer
+from alfish.learner.optimizers import FlatOptimizer, Optimizer, make_optimizer
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 from alfish.processes import replicas
@@ -95,7 +95,9 @@ class Updates:
         claimed = split(algorithm, claimed_parameters(algorithm), parts)
         self.groups = {name: ParameterGroup(name, parameters) for name, parameters in claimed.items()}
         self.optimizers = {
-            name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
+            name: make_optimizer(optimizer, group.flat[vectors])
+            for group in self.groups.values()
+            for name, vectors in group.parts
         }
         check_batch_norms(algorithm)
         self._is_first, self._without_loss, self._num_early = True, set(self.groups), 0

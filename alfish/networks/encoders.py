@@ -23,8 +23,8 @@ from alfish.nest import Nest
 from alfish.networks.images import bound_scale, encoder_by_size, is_image
 from alfish.networks.layers import MLP
 from alfish.parameters import checked
-from alfish.parameters.parts import build_memory, build_network
-from alfish.specs import ActionMask
+from alfish.parameters.parts import build_memory, build_network, check_features
+from alfish.specs import ActionMask, torch_dtype
 
 # Function from a leaf's space to a module with `output_size` that maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
@@ -73,7 +73,11 @@ class Encoder(nn.Module):
             if overrides:
                 raise UsageError(f"Encoder.leaves drops every leaf of the observation, {paths}; keep at least one")
             raise UsageError("the observation consists of an action mask only; set Encoder.sees_mask = True")
+        seen = [*itertools.compress(specs, self._sees)]
         encoders = [build_network(make, name, spec) for (name, make), spec in zip(chosen, specs) if make]
+        for encoder, (name, _), spec in zip(encoders, itertools.compress(chosen, self._sees), seen):
+            if not type(encoder).__module__.startswith("alfish."):
+                check_features(encoder, name, spec.shape or (), torch_dtype(spec))
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 

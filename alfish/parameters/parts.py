@@ -92,33 +92,44 @@ def build_network(
     if takes is not None:
         check_forward(network, name, takes)
     if takes == 1 and [*map(type, arguments)] == [int] and "output_size" in has:
-        _check_features(network, name, arguments[0])
+        check_features(network, name, (arguments[0],))
     return network
 
 
-def _check_features(network: Any, name: str, size: int) -> None:
-    """Raises UsageError if a network does not return `output_size` features.
+def check_features(network: Any, name: str, shape: Sequence[int], dtype: Any = None) -> None:
+    """Raises UsageError if a network does not return `output_size` features for each row, with any leading dimensions.
 
     Calls the network in eval mode, and restores random generators afterwards. Lazy layers get their sizes in this call.
+
+    Args:
+      network: network with `output_size`.
+      name: name of the parameter in messages.
+      shape: shape of the rows.
+      dtype: dtype of the rows; None means float32.
     """
     import torch
 
     modes = {module: module.training for module in network.modules()}
     network.eval()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), calling(f"the forward of {name}"):
-        made = network(torch.zeros(2, size))
+    dtype = dtype or torch.float32
+    for leading in ([2], [3, 2]):  # as in acting, [B], and as in training, [T, N]
+        given, wanted = [*leading, *shape], [*leading, network.output_size]
+        words = f"the forward of {name} for {_form(dtype, given)}"
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), calling(words):
+            made = network(torch.zeros(given, dtype=dtype))
+        is_tensor = isinstance(made, torch.Tensor)
+        if not (is_tensor and list(made.shape) == wanted and made.dtype == torch.float32):
+            found = _form(made.dtype, list(made.shape)) if is_tensor else _described(made)
+            raise UsageError(
+                f"{name} made {_described(network)}, whose forward returned {found} for {_form(dtype, given)}; it must "
+                f"return float32 {wanted}, as its output_size says"
+            )
     for module, mode in modes.items():
         module.training = mode
-    wanted = [2, network.output_size]
-    found = _described(made)
-    if isinstance(made, torch.Tensor):
-        if list(made.shape) == wanted and made.dtype == torch.float32:
-            return
-        found = f"{str(made.dtype).removeprefix('torch.')} {list(made.shape)}"
-    raise UsageError(
-        f"{name} made {_described(network)}, whose forward returned {found} for float32 {[2, size]}; it must return "
-        f"float32 {wanted}, as its output_size says"
-    )
+
+
+def _form(dtype: Any, shape: list[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {shape}"
 
 
 def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:

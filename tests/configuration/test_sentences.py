@@ -26,6 +26,15 @@ def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_p
     assert "NoSuchAlgorithm" in words and "a conf must import what it configures" in words
 
 
+def test_a_class_that_gin_does_not_know_is_named_with_its_module(refused, tmp_path, monkeypatch):
+    (tmp_path / "unregistered.py").write_text("class Plain:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    conf = tmp_path / "mine.gin"
+    conf.write_text("import unregistered\nTrainer.algorithm = @Plain\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert "unregistered defines it, but gin does not know it: put @gin.configurable before its definition" in words
+
+
 def test_a_misspelt_parameter_is_named_with_close_names(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "PPO.gama=0.9"))
     assert "'gama'" in words and "did you mean gamma" in words and words.count("\n") == 1
@@ -164,6 +173,13 @@ def test_two_budgets_are_both_named(refused, tmp_path):
 def test_a_minibatch_that_does_not_divide_shows_what_does(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "EpochBatches.minibatch_size=100"))
     assert "100, which does not divide the 256 rows" in words and "64 and 128" in words
+    words = refused(*train(tmp_path / "run", "EpochBatches.minibatch_size=100", conf="ppo_recall.gin"))
+    assert "100, which does not divide the" in words
+    rows, length = (
+        int(words.split(before)[1].split()[0]) for before in ("does not divide the ", "rows of an unroll (")
+    )
+    for size in words.split("that do are ")[1].rstrip(".\n").split(" and "):
+        assert rows % int(size) == 0 == int(size) % length
 
 
 def test_a_conf_without_a_task_asks_for_one(refused, tmp_path):

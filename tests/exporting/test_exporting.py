@@ -269,7 +269,8 @@ class Layers(nn.Sequential):
         self.output_size = 8
 
     def forward(self, leaf):
-        return super().forward(leaf.float().movedim(-1, 1) / 255 - 0.5).exp().log1p().rsqrt()
+        images = leaf.flatten(0, -4).float().movedim(-1, 1) / 255 - 0.5
+        return super().forward(images).exp().log1p().rsqrt().unflatten(0, leaf.shape[:-3])
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx"])

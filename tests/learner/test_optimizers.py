@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alfish.errors import UsageError
-from alfish.learner.optimizers import Adam, RAdam, RMSprop, TorchOptimizer
+from alfish.learner.optimizers import Adam, RAdam, RMSprop, TorchOptimizer, make_optimizer
 
 FACTORIES = {
     "torch's by name": (partial(TorchOptimizer, optimizer="NAdam"), torch.optim.NAdam),
@@ -158,6 +158,17 @@ def test_state_survives_weights_only_loading(factory, tmp_path):
     other = factory(_parameters(3))
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(other.state_dict()["second"][0], optimizer.state_dict()["second"][0])
+
+
+def test_an_object_that_is_not_an_optimizer_is_refused_where_it_is_built():
+    class Plain:
+        def __init__(self, parameters):
+            pass
+
+    with pytest.raises(UsageError, match="Learner.optimizer made a Plain, which has no step; derive it from Flat"):
+        make_optimizer(Plain, _parameters(4))
+    with pytest.raises(UsageError, match="made a SGD of torch; use Learner.optimizer = @TorchOptimizer"):
+        make_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1), _parameters(4))
 
 
 def test_a_name_that_torch_has_not_is_refused():

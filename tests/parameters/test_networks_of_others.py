@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -11,7 +12,7 @@ from alfish.algorithms.contract import check_registered
 from alfish.algorithms.ppo import PPO
 from alfish.errors import UsageError
 from alfish.errors.user_code import CodeError
-from alfish.networks import MLP, ActorCritic, Torso
+from alfish.networks import MLP, ActorCritic, Encoder, Torso
 from alfish.parameters.parts import build
 
 SPECS = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Box(-1, 1, ())
@@ -75,8 +76,44 @@ def test_a_network_that_returns_other_features_is_refused_where_it_is_built(body
         torso_of(body)
 
 
+class FirstDimension(Body):
+    def forward(self, x):
+        return self.layer(x.reshape(x.shape[0], -1))
+
+
+class Camera(nn.Module):
+    """Encodes images; layers that do not know their sizes get them from the first rows."""
+
+    output_size = 4
+
+    def __init__(self, space):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
+
+    def forward(self, image):
+        leading = image.shape[:-3]
+        return self.layers(image.reshape(-1, *image.shape[-3:]) / 255).reshape(*leading, -1)
+
+
+class BatchOfCameras(Camera):
+    def forward(self, image):
+        return self.layers(image / 255)
+
+
+def test_a_network_for_one_leading_dimension_is_refused_where_it_is_built():
+    with pytest.raises(CodeError, match=r"the forward of Torso.mlp for float32 \[3, 2, 3\] raised RuntimeError"):
+        torso_of(FirstDimension)
+    image = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+    (camera,) = Encoder(image, image=Camera).encoders
+    assert camera.layers[1].in_features == 60
+    with pytest.raises(
+        CodeError, match=r"the forward of Encoder.image for uint8 \[3, 2, 4, 5, 3\] raised RuntimeError"
+    ):
+        Encoder(image, image=BatchOfCameras)
+
+
 def test_a_network_that_raises_is_named_by_its_setting():
-    with pytest.raises(CodeError, match=r"^the forward of Torso.mlp raised KeyError: 'head' \("):
+    with pytest.raises(CodeError, match=r"^the forward of Torso.mlp for float32 \[2, 3\] raised KeyError: 'head' \("):
         torso_of(Raises)
 
 

@@ -53,6 +53,11 @@ def check_class(env: FuncEnv, name: str) -> None:
     missing += ["truncated"] * (truncates(env) and not hasattr(env, "truncated"))
     if missing:
         raise UsageError(f"{name} has no method {missing[0]}, which a functional environment needs; add it")
+    if hasattr(env, "truncated") and getattr(env, "truncates", None) is None:
+        raise UsageError(
+            f"{name} has a method `truncated`, but not the attribute `truncates`; set truncates = True in the class so "
+            "that the method is called, or truncates = False so that it is not"
+        )
     for method in METHODS:
         given = list(inspect.signature(getattr(FuncEnv, method)).parameters)[1:]
         taken = inspect.signature(getattr(env, method))

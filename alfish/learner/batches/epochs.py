@@ -117,7 +117,7 @@ class EpochBatches(Batches):
         if self.expected_rows is not None:
             rows = max(size, int(self.expected_rows) // size * size)
         if size < 1 or rows % size:
-            fitting = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
+            fitting = [divisor for divisor in range(multiple, rows + 1, multiple) if rows % divisor == 0]
             nearest = sorted(sorted(fitting, key=lambda divisor: abs(divisor - size))[:2])
             raise UsageError(
                 f"EpochBatches.minibatch_size is {size}, which does not divide the {rows} rows of an unroll "

@@ -109,6 +109,10 @@ class_mistakes = [
     ({"observation_space": None}, r"^Wrong.observation_space is None; it must be the space of one environment"),
     ({"max_episode_steps": 0}, r"^Wrong.max_episode_steps is 0; it must be an integer of at least 1, or None$"),
     ({"initial_draws": {"a": 3}}, r"^Wrong.initial_draws\['a'\] is 3; it must be Uniform\(...\), Normal\(...\) or "),
+    (
+        {"truncated": lambda self, state, rng, params: False},
+        r"^Wrong has a method `truncated`, but not the attribute `truncates`; set truncates = True in the class",
+    ),
     ({"truncates": True}, r"^Wrong has no method truncated, which a functional environment needs; add it$"),
 ]
 
