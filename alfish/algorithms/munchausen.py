@@ -95,7 +95,7 @@ class MunchausenDQN(SoftDQN):
         self._munchausen, self._floor = munchausen, log_policy_floor
         if self.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{type(self).__name__} cannot use lower bounds, because these bounds are returns of rewards without "
+                f"{type(self).__name__} cannot use lower bounds of values, because these bounds are returns without "
                 "the bonus; leave out DQN.values"
             )
 

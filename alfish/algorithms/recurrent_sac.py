@@ -1,4 +1,4 @@
-"""Soft actor-critic (`sac`) with memory. All rows of a window train, except the last row.
+"""Soft actor-critic (`sac`) with memory. The loss uses all rows of a window, except the last.
 
 Ni et al., 2022, https://arxiv.org/abs/2110.05038. The memory takes the outputs of the critics' encoder, and the
 critics' loss trains the memory. The memory's outputs are the features of the critics. The actor takes these features

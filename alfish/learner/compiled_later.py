@@ -32,8 +32,8 @@ def first_compiled_update(work: float) -> int:
     """Returns the number of plain updates that take as long as another process needs to provide a cached graph.
 
     If the cache lacks the graph, the run waits at that update until compilation has ended. A switch at a later update
-    would save little time, because compiled updates soon make up for the wait. It would also slow down every later run
-    of the same configuration, for which the cache has the graph.
+    would save little time, because compiled updates soon make up for the wait. And repeated runs, which find the graph
+    in the cache, would run plain updates for longer than necessary.
 
     Args:
       work: number of rows of an update, times the number of parameters.

@@ -19,7 +19,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class MeasuredSchedule(nn.Module, abc.ABC):
-    """A value that changes with each measurement of a number, independently of progress.
+    """A value that follows a metric: it changes at each measurement, and not with progress.
 
     Args:
       scalar: name of the number in metrics.csv, such as 'evaluation/mean_return' or 'train/entropy'.

@@ -70,7 +70,7 @@ def build_network(
       takes: number of arguments that `forward` is called with; None means that no `forward` is needed.
 
     Raises:
-      UsageError: the factory does not take the arguments, or the network cannot be used for the parameter.
+      UsageError: the factory does not take the arguments, or its network lacks what the caller needs.
     """
     from torch import nn
 
@@ -157,7 +157,7 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 
 
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
-    """Returns the parameter names of a function or class, including an `__init__` that gin's metaclass hides.
+    """Returns the parameter names of a function or class, also those of an `__init__` that gin's metaclass hides.
 
     The result is empty if there is no signature, as for a builtin type, or for a partial with arguments that its
     function does not accept.

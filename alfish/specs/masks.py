@@ -69,7 +69,7 @@ class MaskLayout:
         self.size = size
         self._is_short = size < total  # whether the mask has one entry for each bit
         self._num_bits = num_bits if self._is_short else [0] * len(leaves)
-        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # size of the part of each leaf
+        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # mask entries of each leaf
         self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices; each bit has two choices
 
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:

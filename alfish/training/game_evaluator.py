@@ -356,7 +356,7 @@ class _RandomPolicy:
         self._generators[column] = random_state.torch_state(_CPU)
 
     def act(self, time_step: TimeStep, columns: np.ndarray) -> Nest:
-        """Returns actions `[columns, ...]`; zeros in place of columns that are -1."""
+        """Returns actions `[columns, ...]`; zeros where `columns` is -1, because another policy acts there."""
         actions = specs.zeros(self._action_spec, (len(columns),))
         for column in _indices(columns >= 0):
             own = nest.map(lambda leaf, column=column: leaf[column : column + 1], time_step.observation)

@@ -40,7 +40,7 @@ class PolicyRunner:
         self._device = actor.device
         self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
-        self._has_looked = False  # whether the result of the hook was checked
+        self._has_looked = False  # whether the first result of the hook that acts was checked
         self._has_looked_at_random = False  # whether the result of `random_action` was checked
         self.num_calls = 0
         self.gave_up = False

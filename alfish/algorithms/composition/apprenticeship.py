@@ -63,7 +63,8 @@ class ApprenticeshipLearning(RewardPart):
         r(s, a, s') = w . phi(s'),     mu = mean over episodes of the sum over steps t of gamma^t phi(s_{t+1})
         mixture <- mixture + share (mu - mixture),     w = d / |d| with d = mu of the expert - mixture
 
-    The share, in [0, 1], moves the mixture to the point between mixture and mu that is nearest to the expert's mu.
+    The share, in [0, 1], is computed so that the new mixture is the point between the old mixture and mu that is
+    nearest to the expert's mu.
     The reward of the action at row t reads the observation of row t + 1. The reward is 0 before the first round.
 
     Args:

@@ -95,7 +95,7 @@ class Cluster:
 
         Args:
           num_hosts: number of hosts.
-          cpus: number of processor cores of each host, on one machine.
+          cpus: number of processor cores that each host needs on a single machine.
 
         Raises:
           UsageError: the machines have too few cores.

@@ -27,7 +27,7 @@ class Transport(abc.ABC):
         processes.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      place: place of the workers, as text after the number of workers in the log.
+      place: text for the log that says where the workers run, such as 'on this machine'.
       shrinks: setting that allows the run to continue without some workers; '' if the run needs all workers.
       newest: number of the newest publication of weights, see `Grant.publication`.
       log: function that receives lines for the user.
