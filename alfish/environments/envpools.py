@@ -80,7 +80,6 @@ class SinglePool(gymnasium.Env):
     def __init__(self, env_id: str, kwargs: Mapping[str, Any]):
         self._env_id = env_id
         self._kwargs = kwargs
-        self._is_new = True
         self._pool = _pool(env_id, [0], kwargs)
         self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
         self.metadata, self.render_mode = self._pool.metadata, kwargs.get("render_mode")

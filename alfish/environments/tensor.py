@@ -61,8 +61,7 @@ class TensorEnvironment(SimulatorEnvironment):
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         continues = super().load_state_dict(state)
-        if continues:
-            self._was_done = state["was_done"].to(self.device)
+        self._was_done = state["was_done"].to(self.device) if continues else torch.zeros_like(self._was_done)
         return continues
 
     def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:

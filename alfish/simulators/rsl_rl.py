@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from alfish.environments.simulator import Simulator, SimulatorStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.simulators.libraries import unbounded
@@ -62,6 +63,11 @@ def _plain(observation: Any) -> Nest:
         observation = observation[0]
     if isinstance(observation, torch.Tensor):
         return observation
+    if not hasattr(observation, "keys"):
+        raise UsageError(
+            f"the environment returned an observation of type {type(observation).__name__}; environments of rsl_rl "
+            "return a tensor, or a mapping of tensors"
+        )
     return {key: _plain(observation[key]) for key in observation.keys()}  # noqa: SIM118 - iterates over rows
 
 

@@ -13,7 +13,7 @@ from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments.games import Games, Group, SideBySide
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, counted
 from alfish.errors.user_code import calling
 from alfish.nest import Nest
 from alfish.offline import Episode
@@ -128,7 +128,8 @@ class GameEvaluator:
         if np.isinf(returns).any() or np.isnan(returns).all(1).any():
             raise RunError("the return of a game of the evaluation is not finite; check the rewards of the game")
         if self.num_cut:
-            self.log(f"{self.num_cut} games were cut at {self.max_length:,} steps (Trainer.max_evaluation_length)")
+            limit = f"{self.max_length:,} steps (Trainer.max_evaluation_length)"
+            self.log(f"{counted(self.num_cut, 'game')} cut at {limit}")
         of_policies = returns[:, :-1]
         objectives = {name: tuple(own.tolist()) for name, own in zip(self._numbers, of_policies.T)}
         whole = np.nanmean(of_policies if np.isfinite(of_policies).any(1).all() else returns, axis=1)

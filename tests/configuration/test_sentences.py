@@ -27,10 +27,10 @@ def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_p
 
 
 def test_a_class_that_gin_does_not_know_is_named_with_its_module(refused, tmp_path, monkeypatch):
-    (tmp_path / "unregistered.py").write_text("class Plain:\n    pass\n")
+    (tmp_path / "unregistered.py").write_text("class NotRegistered:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     conf = tmp_path / "mine.gin"
-    conf.write_text("import unregistered\nTrainer.algorithm = @Plain\n")
+    conf.write_text("import unregistered\nTrainer.algorithm = @NotRegistered\n")
     words = refused(*train(tmp_path / "run", conf=str(conf)))
     assert "unregistered defines it, but gin does not know it: put @gin.configurable before its definition" in words
 

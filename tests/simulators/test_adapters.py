@@ -276,6 +276,15 @@ class TestManiSkill:
 
 
 class TestRslRl:
+    def test_observations_that_are_not_tensors_are_refused(self):
+        def numpy_environment(num_envs):
+            env = FakeRslRl(num_envs=num_envs)
+            env.get_observations = lambda: torch.zeros(num_envs, 3).numpy()
+            return env
+
+        with pytest.raises(UsageError, match="returned an observation of type ndarray; environments of rsl_rl return"):
+            RslRl(numpy_environment)
+
     def test_without_time_outs_every_end_is_a_termination(self):
         make = functools.partial(RslRl, functools.partial(FakeRslRl, kind="no time_outs"))
         rows = [row for column in columns_of(make_environment(make, num_envs=B), stamp=stamp) for row in column]

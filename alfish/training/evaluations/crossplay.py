@@ -114,7 +114,7 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
         found = [(agent,) for agent in agents]
     else:
         played = {tuple(agent for agent in agents if agent in one.agents) for one in players}
-        found = sorted(played, key=lambda side: agents.index(side[0]))
+        found = sorted(played - {()}, key=lambda side: agents.index(side[0]))
     if len(found) != 2 or sorted(agent for side in found for agent in side) != sorted(agents):
         raise UsageError(
             f"crossplay is for two sides, which have all agents of the game once ({', '.join(agents)}); name the sides "
