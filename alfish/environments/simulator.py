@@ -158,7 +158,8 @@ class SimulatorEnvironment(Environment):
             env_id=self.env_id,
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
-        self._restart = self._abandoned = self._is_checked = False
+        self._restart = self._abandoned = False
+        self._unchecked = {"step", "final_observation"}  # results of the simulator that no step has had so far
         self.only_one = simulator.only_one
         if self.only_one:
             _OPEN.add(simulator)
@@ -199,7 +200,7 @@ class SimulatorEnvironment(Environment):
         except BaseException as error:
             refuse(error, f"{self.name}.step")
             raise
-        if not self._is_checked:
+        if self._unchecked and ("step" in self._unchecked or step.final_observation is not None):
             self._check_step(step)
         self.infos = {} if step.log is None else step.log  # type: ignore[assignment]
         # No operation reads a tensor's value, because reading would wait for the device.
@@ -281,7 +282,7 @@ class SimulatorEnvironment(Environment):
         return None if isinstance(state, dict) and not state else state
 
     def _check_step(self, step: SimulatorStep) -> None:
-        """Raises UsageError if the result of the first step cannot be converted."""
+        """Raises UsageError if the result of a step cannot be converted; called until one has a final observation."""
         if not isinstance(step, SimulatorStep):
             raise UsageError(f"{self.name}.step returned {type(step).__name__}; it must be alfish's SimulatorStep")
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
@@ -297,7 +298,7 @@ class SimulatorEnvironment(Environment):
             observation = getattr(step, name)
             if observation is not None:
                 self._check_observation(observation, self.observation_space, name, "step")
-        self._is_checked = True
+        self._unchecked -= {"step"} if step.final_observation is None else {"step", "final_observation"}
 
     def _check_observation(self, value: Any, space: spaces.Space, name: str, method: str = "reset") -> None:
         """Raises UsageError if a part of an observation is missing or does not have the declared device and shape."""

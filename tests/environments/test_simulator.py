@@ -210,6 +210,20 @@ def test_anything_else_is_refused_by_name_at_the_first_step(fields, words):
         environment.step(torch.zeros(B, 1))
 
 
+def test_the_first_final_observation_is_checked_in_a_later_step_too():
+    class Wrong(StampedSimulator):
+        def step(self, action):
+            return super().step(action)._replace(final_observation=finals.pop())
+
+    finals = [torch.zeros(B, 4), None, None]
+    environment = SimulatorEnvironment(Wrong(B), 0)
+    environment.reset()
+    for _ in range(2):
+        environment.step(torch.zeros(B, 1))
+    with pytest.raises(UsageError, match=r"step returned final_observation of shape \(5, 4\)"):
+        environment.step(torch.zeros(B, 1))
+
+
 def test_a_step_that_is_a_plain_tuple_is_refused():
     environment = result(tuple)
     environment.reset()
