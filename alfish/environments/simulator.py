@@ -159,7 +159,7 @@ class SimulatorEnvironment(Environment):
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = False
-        self._unchecked = {"step", "final_observation"}  # results of the simulator that no step has had so far
+        self._unchecked = {"step", "final_observation"}  # parts of a step's result that were not checked so far
         self.only_one = simulator.only_one
         if self.only_one:
             _OPEN.add(simulator)

@@ -47,7 +47,7 @@ class ObservationUnits:
         return nest.leaves(self._starts)
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
-        """Returns a copy that converts with the given tensors in place of those that the method `tensors` returns."""
+        """Returns a copy whose conversions use the given tensors; see `tensors` for their order."""
         other = copy.copy(self)
         other._use(nest.like(self._starts, tensors))
         return other
@@ -159,7 +159,7 @@ class ActionUnits:
         return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
 
     def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
-        """Returns a copy that converts with the given tensors in place of those that the method `tensors` returns."""
+        """Returns a copy whose conversions use the given tensors; see `tensors` for their order."""
         leaves, structure = nest.flatten(self._units)
         copies = [copy.copy(leaf) for leaf in leaves]
         for leaf, own in zip(copies, tensors, strict=True):

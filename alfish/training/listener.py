@@ -43,8 +43,8 @@ class Report:
       is_missed: whether this report repeats the last report of an interrupted process, after a resume.
       scalars: numbers by name. Training scalars are present only if `is_summary`, or at the first update after a
         summary was due.
-      previews: names of scalars that are shown only because the run pauses or is interrupted here. An uninterrupted run
-        does not have them in this iteration, so what changes training reads `due`.
+      previews: names of scalars that are reported only because the run pauses or is interrupted. An uninterrupted run
+        does not report them in this iteration, so a listener that changes training reads scalars with `due`.
       nominal_clock: clock steps that are shown instead of `clock`, by the first segment of a value's name. An
         evaluation is shown at the multiple of its period at which it was due, so that evaluations of several seeds have
         equal clocks.
@@ -74,7 +74,7 @@ class Report:
         return cls(*counters, clock.progress, finished)
 
     def due(self, name: str) -> float | None:
-        """Returns a scalar that an uninterrupted run has in this iteration too; None if it has not."""
+        """Returns a scalar; None if the report lacks it, or has it only because the run pauses or is interrupted."""
         return None if name in self.previews else self.scalars.get(name)
 
     @property

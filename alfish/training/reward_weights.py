@@ -144,7 +144,7 @@ class LagrangianWeights(WeightListener):
                 )
 
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:
-        if not report.scalars:  # as on all other learners
+        if not report.scalars:  # true in all learners or in none, so none of them waits in `replicas.total`
             return
         found = [f"metrics/{MEAN}/{name}" for name in self._thresholds]
         count = [report.due(f"{name}/n") or 0.0 for name in found]

@@ -124,7 +124,7 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
 
 
 def pairs_of(players: Sequence[Player], sides: tuple[Side, Side]) -> list[Pair]:
-    """Returns the pairs of different players of which the first can play the first side, and the second the second.
+    """Returns all pairs of different players that can play each other, as numbers (first side, second side).
 
     Raises:
       UsageError: there is no such pair, or a player is in no pair.
