@@ -470,10 +470,12 @@ def _make_collector(
 
 def start_external(parts: Parts) -> None:
     """Starts the `External` parts of algorithms; raises as `External.start` does."""
-    for algorithm, _, observed, acted in parts.networks().values():
+    for algorithm, transforms, observed, acted in parts.networks().values():
+        reward_spec = None if transforms.changes_rewards else transforms.raw_reward_spec
         for part in algorithm.modules():
             if isinstance(part, External):
                 part.start(observed, acted)
+                part.check_rewards(reward_spec, "Trainer.transforms")
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:

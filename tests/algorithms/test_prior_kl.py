@@ -8,6 +8,7 @@ from test_imitation import BOX, MEMORY, VECTOR, trained
 from test_ppo import ACTIONS, OBSERVATION, _batch, _chunks, _ppo, _unroll
 
 from alfish import nest, specs
+from alfish.algorithms.composition import Composed
 from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExpert
 from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.ppo import PPO
@@ -18,7 +19,7 @@ from alfish.functional.distributions import Categorical
 from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic, BetaHead, PolicyHead
 from alfish.parameters.schedules import Linear
-from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer, Transforms
+from alfish.transforms import FrameStack, ObservationNormalizer, PreviousStep, RewardNormalizer, Transforms
 
 
 class Always(Expert):
@@ -44,7 +45,7 @@ def saved(action="discrete", algorithm=PPO, factories=(), seed=1):
     """Returns an expert with the policy of an earlier run."""
     torch.manual_seed(seed)
     plain = _ppo(action)
-    chain = Transforms(factories, plain.observation_spec, plain.reward_spec)
+    chain = Transforms(factories, plain.observation_spec, plain.reward_spec, plain.action_spec)
     networks = algorithm(chain.observation_spec, plain.action_spec, chain.reward_spec)
     for parameter in networks.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
@@ -168,3 +169,27 @@ def test_transforms_of_observations_are_refused():
     plain = _ppo()
     with pytest.raises(UsageError, match="leave out transforms of observations here"):
         PriorKLPPO(chain.observation_spec, plain.action_spec, chain.reward_spec, prior=saved)
+
+
+class TestAPriorPolicyThatReadsThePreviousReward:
+    """A prior policy trained with `PreviousStep`."""
+
+    prior = partial(saved, factories=[PreviousStep])
+
+    def test_composed_rewards_are_refused(self):
+        compose = partial(Composed, *_specs(), algorithm=partial(PriorKLPPO, prior=self.prior))
+        compose()
+        with pytest.raises(UsageError, match=r"runs/earlier reads the previous reward .* Composed changes the rewards"):
+            compose(extrinsic_coef=0.5)
+
+    def test_rewards_of_another_shape_are_refused(self):
+        with pytest.raises(UsageError, match=r"rewards are Box.* in its run and VectorReward"):
+            self.prior().check_rewards(specs.reward_spec(2), "Trainer.transforms")
+
+    def test_without_the_reward_it_suits_all_rewards(self):
+        saved(factories=[partial(PreviousStep, reward=False)]).check_rewards(None, "Trainer.transforms")
+
+
+def _specs():
+    plain = _ppo()
+    return plain.observation_spec, plain.action_spec, plain.reward_spec

@@ -30,7 +30,7 @@ from alfish.offline import Arrays, OfflineBuffer, Spaces
 from alfish.training.evaluator import make_evaluator
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
-from alfish.transforms import ObservationNormalizer, RewardNormalizer
+from alfish.transforms import ObservationNormalizer, PreviousStep, RewardNormalizer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 
 TORSO = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
@@ -72,6 +72,13 @@ def make(root_dir, expert, algorithm=DAgger, torso=TORSO, **settings):
             **settings,
         },
     )
+
+
+def test_an_expert_that_reads_the_previous_reward_is_refused_where_the_run_changes_rewards(tmp_path):
+    alfish.train("PPO", "Pendulum-v1", root_dir=tmp_path / "expert", **EXPERT, transforms=[PreviousStep])
+    make(tmp_path / "plain", tmp_path / "expert", num_iterations=1).train()
+    with pytest.raises(UsageError, match=r"Trainer\.transforms changes the rewards of this run"):
+        make(tmp_path / "scaled", tmp_path / "expert", transforms=[RewardNormalizer]).train()
 
 
 @pytest.mark.parametrize("algorithm", [DAgger, Distillation])

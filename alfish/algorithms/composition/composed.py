@@ -20,6 +20,7 @@ from alfish import specs
 from alfish.algorithms.composition.auxiliary import AuxiliaryLoss, AuxiliaryLosses, FeatureRows
 from alfish.algorithms.composition.part import LogProb, Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.algorithms.contract import losses_error, return_error
+from alfish.algorithms.imitation.external import External
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.errors import UsageError
@@ -353,6 +354,9 @@ class Composed(RLAlgorithm):
                 f"{name} compares its targets with returns of the environment's rewards, but Composed changes the "
                 "rewards; leave out LowerBounded"
             )
+        for part in own.modules():
+            if isinstance(part, External) and self._changes_reward:
+                part.check_rewards(None, "Composed")
 
     def _share_progress(self) -> None:
         """Makes the wrapped algorithm use the same tensor `progress`, which the trainer writes."""

@@ -88,6 +88,8 @@ class PolicyExpert(Expert):
         self.checksum = checksum_of(state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor))
         self._algorithm, self._transforms = _frozen(algorithm), _frozen(transforms)
         self._actor = Actor(self._algorithm, self._transforms, samples=False)
+        if any(transform.shows_rewards for transform in transforms.others):
+            self.reward_spec = transforms.raw_reward_spec
 
     def initial_state(self, batch_size: int) -> Nest:
         return self._actor.first_state(batch_size)

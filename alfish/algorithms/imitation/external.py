@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 
 _OPENED_TO_ACT: ContextVar[bool] = ContextVar("opened_to_act", default=False)
 
@@ -22,10 +22,12 @@ class External(nn.Module, abc.ABC):
     Attributes:
       name: name of the source, for messages.
       checksum: checksum of the content, known after `start`; None means that there is no content to check.
+      reward_spec: spec of the environment's rewards, if the content reads rewards; None means that it reads none.
     """
 
     name: str
     checksum: str | None = None
+    reward_spec: spaces.Box | None = None
 
     @abc.abstractmethod
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
@@ -37,6 +39,25 @@ class External(nn.Module, abc.ABC):
         Raises:
           UsageError: the content belongs to another environment, or cannot be read.
         """
+
+    def check_rewards(self, reward_spec: spaces.Box | None, cause: str) -> None:
+        """Raises UsageError if the content reads rewards, and would receive rewards of another kind.
+
+        Args:
+          reward_spec: spec of the environment's rewards; None means that the run changes rewards.
+          cause: setting that changes rewards, for the message.
+        """
+        if self.reward_spec is None or self.reward_spec == reward_spec:
+            return
+        if reward_spec is None:
+            why = f"{cause} changes the rewards of this run; leave that out"
+        else:
+            there, here = printable(str(self.reward_spec)), printable(str(reward_spec))
+            why = f"rewards are {there} in its run and {here} in this run; train it in this environment"
+        raise UsageError(
+            f"{self.name} reads the previous reward (PreviousStep), but {why}, or train it with PreviousStep.reward = "
+            "False"
+        )
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """Returns the checksum only, not the state of submodules."""
