@@ -220,11 +220,13 @@ class Transforms(nn.Module):
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
         """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, already counted."""
-        device = next(self.buffers(), time_step.step_type).device
+        device, origin = next(self.buffers(), time_step.step_type).device, time_step.step_type.device
         raw: TimeStep | None = time_step  # raw rows; None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
-            if transform.observes_rewards and raw is not None:
-                seen = raw  # on the host, because reading from a GPU would wait for the updates
+            if transform.observes_rewards:
+                # On the host if the rows come from there: they may have several columns of an environment, whose ids
+                # `RewardNormalizer` reads, and reading from a GPU would wait for the updates.
+                seen = nest.to(time_step, origin) if raw is None else raw
             else:
                 seen = time_step = nest.to(time_step, device)
             if transform is not self.others[-1]:

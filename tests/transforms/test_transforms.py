@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from far_device import FarDevice
 from gymnasium import spaces
 
 from alfish import nest, specs
@@ -319,6 +320,18 @@ class TestRewardNormalizer:
             moved.observe(nest.stack(tens, dim=1))
         torch.testing.assert_close(moved._return, straight._return)
         torch.testing.assert_close(moved._moments.state_dict(), straight._moments.state_dict())
+
+    def test_columns_of_one_environment_follow_each_other_on_a_device_after_a_transform_of_rewards(self):
+        columns = _rows(reward=torch.randn(20, 4))
+        columns = columns._replace(env_id=torch.tensor([0, 1, 1, 0]).expand(20, 4))
+        found = []
+        with FarDevice() as far:
+            for device in ("cpu", far.device):
+                chain = [partial(RewardScale, scale=0.5), RewardNormalizer]
+                transforms = Transforms(chain, VECTOR, specs.reward_spec()).to(device)
+                transforms.observe(columns, transforms.initial_state(4), 0)
+                found.append(nest.to(transforms.others[1]._moments.scale, torch.device("cpu")).item())
+        assert found[0] == pytest.approx(found[1])
 
     @pytest.mark.slow
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
