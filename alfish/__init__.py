@@ -37,6 +37,7 @@ _HOME = {
     "Trainer": "alfish.training.trainer",
     "Transforms": "alfish.transforms",
     "UnrollUse": "alfish.algorithms.rl_algorithm",
+    "evaluate": "alfish.configuration.opening",
     "load": "alfish.configuration.opening",
     "make_environment": "alfish.environments",
     "make_evaluator": "alfish.training.evaluator",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
     from alfish.algorithms.rl_algorithm import UnrollUse as UnrollUse
     from alfish.analysis.plotting import plot as plot
+    from alfish.configuration.opening import evaluate as evaluate
     from alfish.configuration.opening import load as load
     from alfish.configuration.runs import train as train
     from alfish.data import AlgStep as AlgStep

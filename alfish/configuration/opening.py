@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from alfish.configuration.directory import run_directory
 from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
 from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
-from alfish.parameters import checked
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import device_named
 from alfish.parameters.rebinding import rebound
@@ -27,6 +27,7 @@ from alfish.runs import random_state, subnormals
 from alfish.runs.checkpoints import Checkpoints, checkpoints_of
 from alfish.runs.packed.fetching import as_directory
 from alfish.specs import action_spec, observation_spec
+from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
@@ -158,6 +159,44 @@ def load(
 
         checkpoints.load(steps, fill)  # a separate load, so that errors of building parts are not blamed on the file
         return found
+
+
+@checked
+def evaluate(
+    root_dir: str | Path,
+    num_episodes: PositiveInt = 20,
+    checkpoint: str | int = "latest",
+    seed: NonNegativeInt = 0,
+    sample: bool = False,
+    num_envs: PositiveInt = 8,
+    max_length: PositiveInt | None = None,
+    lineup: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    allow_import: Sequence[str] = (),
+) -> Evaluation:
+    """Returns the result of whole episodes with the policy of a run, as `alfish evaluate` does.
+
+        alfish.evaluate("runs/ppo", num_episodes=100).mean
+
+    Args:
+      root_dir, checkpoint, device, allow_import: run, checkpoint and device, see `load`.
+      num_episodes: number of episodes.
+      seed: seed of episode 0; episode k starts from `reset(seed=seed + k)`.
+      sample: whether to sample actions as in training, instead of taking the mode.
+      num_envs: number of environments at a time, which does not change the result.
+      max_length: number of actions after which an episode is truncated; None means the run's `max_evaluation_length`.
+      lineup: names of policies by patterns of agents in games, such as `{"agent_*": "random"}`; None means the run's
+        lineup.
+
+    Raises:
+      UsageError: the run or the checkpoint does not exist, or a part of the run cannot be built.
+      RunError: a return is not finite.
+    """
+    options = {} if lineup is None else {"lineup": dict(lineup)}
+    with open_run(root_dir, device, allow_import) as trainer:
+        env_steps = trainer.load_policy(checkpoint)
+        with contextlib.closing(trainer.evaluator(num_episodes, num_envs, max_length, **options)) as evaluator:
+            return evaluator.evaluate(num_episodes, seed, sample, env_steps)
 
 
 def _networks(name: str, spaces: TrainedSpaces, directory: Path, device: str) -> tuple[RLAlgorithm, Transforms]:

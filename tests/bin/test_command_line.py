@@ -372,6 +372,14 @@ def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
     assert json.loads(capsys.readouterr().out)["returns"] == summary["returns"][:1]
 
 
+def test_evaluate_in_python_returns_the_result_of_the_command(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--seed=7", "--sample", "--json"]) == 0
+    found = alfish.evaluate(run, 3, seed=7, sample=True, num_envs=2)
+    assert found.summary() == json.loads(capsys.readouterr().out)
+    assert alfish.evaluate(str(run), 1, "best", max_length=2).lengths == (2,)
+
+
 def test_evaluate_prints_words_otherwise(run, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--sample", "--seed=4"]) == 0
