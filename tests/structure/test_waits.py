@@ -16,6 +16,7 @@ from fakes import StampedSimulator
 from far_device import FarDevice
 from gymnasium import spaces
 
+from alfish.algorithms.composition import RND, Composed
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.environments import make_environment
@@ -23,6 +24,7 @@ from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
+from alfish.parameters.schedules import Linear
 from alfish.replay import AlignedRingBuffer
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
@@ -136,6 +138,15 @@ def test_an_iteration_in_a_simulator_waits_only_here(tmp_path, far, monkeypatch,
     install_isaac_lab(monkeypatch, device=far.device)
     trainer, iterations = make(tmp_path, recipe, env=env)
     assert waits_of(far, iterations) == expected | IN_LINE
+    trainer.close()
+
+
+def test_weights_of_separate_values_are_not_read(tmp_path, far, monkeypatch):
+    algorithm, *rest = RECIPES["ppo"]
+    parts = {"rewards": [functools.partial(RND, coef=Linear(1.0, 0.5))], "separate_values": True}
+    monkeypatch.setitem(RECIPES, "ppo", (functools.partial(Composed, algorithm=algorithm, **parts), *rest))
+    trainer, iterations = make(tmp_path, "ppo")
+    assert waits_of(far, iterations) == UNROLL
     trainer.close()
 
 

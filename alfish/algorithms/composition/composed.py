@@ -284,14 +284,13 @@ class Composed(RLAlgorithm):
 
     def _weigh(self) -> None:
         """Writes the current coefficients into `algorithm.reward_weights`."""
-        weights, progress = self.algorithm.reward_weights, float(self.progress)
-        coefs = [part.coef(progress) for part in self.rewards.values()]
+        weights = self.algorithm.reward_weights
+        coefs = [part.coef(self.progress) for part in self.rewards.values()]
         if not self.reward_spec.shape:
-            coefs.insert(0, self._extrinsic_coef(progress))
-        if not coefs:
-            return
+            coefs.insert(0, self._extrinsic_coef(self.progress))
         with torch.no_grad():
-            weights[-len(coefs) :] = torch.tensor(coefs, dtype=weights.dtype, device=weights.device)
+            for entry, coef in enumerate(coefs, len(weights) - len(coefs)):
+                weights[entry] = coef
 
     def _separate_values(self) -> None:
         """Prepares the algorithm for a vector reward with an entry for each part.
