@@ -31,12 +31,17 @@ class _EqualPlaces(TorchFunctionMode):
     """Gives linear layers at least `NUM_OUTPUTS` outputs, so that a row's place does not change its result."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if function is not F.linear or arguments[1].shape[0] >= NUM_OUTPUTS:
-            return function(*arguments, **(keywords or {}))
-        x, weight, bias = (*arguments, None)[:3] if keywords is None else (*arguments[:2], keywords.get("bias"))
-        lacking = NUM_OUTPUTS - len(weight)
-        bias = None if bias is None else F.pad(bias, (0, lacking))
-        return F.linear(x, F.pad(weight, (0, 0, 0, lacking)), bias)[..., : len(weight)]
+        call = _padded_linear if function is F.linear else function
+        return call(*arguments, **(keywords or {}))
+
+
+def _padded_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns what `F.linear` returns, computed with at least `NUM_OUTPUTS` outputs."""
+    lacking = NUM_OUTPUTS - len(weight)
+    if lacking <= 0:
+        return F.linear(input, weight, bias)
+    bias = None if bias is None else F.pad(bias, (0, lacking))
+    return F.linear(input, F.pad(weight, (0, 0, 0, lacking)), bias)[..., : len(weight)]
 
 
 class PaddedPolicy:

@@ -29,6 +29,7 @@ from alfish.networks.bodies.linear import NoisyLinear
 from alfish.specs import sample as sample_actions
 from alfish.training.evaluations import evaluation
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator
+from alfish.training.padded_policy import _EqualPlaces
 from alfish.transforms import ObservationNormalizer, RewardScale, Transforms
 
 
@@ -129,6 +130,14 @@ def test_actions_do_not_depend_on_the_row_position_bit_for_bit(algorithm, size):
     results = [evaluate(parts, 17, num_envs) for num_envs in (1, 3, 5, 8, 17)]
     assert len(set(results[0].returns)) == 17
     assert all(result == results[0] for result in results)
+
+
+def test_linear_layers_may_be_called_with_keywords():
+    x, weight, bias = torch.randn(4, 3), torch.randn(2, 3), torch.randn(2)
+    with _EqualPlaces():
+        found = torch.nn.functional.linear(input=x, weight=weight, bias=bias)
+        assert torch.equal(found, torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(found, torch.addmm(bias, x, weight.T))
 
 
 def test_more_environments_than_a_policy_batch_change_nothing():
