@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from alfish.errors import RunError, UsageError, first_line
+from alfish.errors import RunError, UsageError, first_line, printable
 
 _ALFISH, _STANDARD = (str(directory) + os.sep for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
 _CLOSE = 0.85  # smallest similarity of a misspelt name, in [0, 1]; 1 means equal
@@ -145,7 +145,12 @@ def check_methods(part: object, base: type) -> None:
     for kind in reversed(shipped):
         called |= {name: method for name, method in vars(kind).items() if name[0] != "_" and inspect.isfunction(method)}
     for name, method in called.items():
-        taken = inspect.signature(getattr(part, name))
+        own = getattr(part, name)
+        if not callable(own):
+            raise UsageError(
+                f"{name} of {type(part).__name__} is {printable(repr(own))}, but alfish calls it; it must be a method"
+            )
+        taken = inspect.signature(own)
         owner = next(kind for kind in type(part).__mro__ if name in vars(kind))
         if name not in vars(base) and _is_own(owner):
             continue

@@ -328,6 +328,7 @@ def with_method(name, method):
     [
         ("next_value", lambda self, features, experience: None, "has a method 'next_value', which .* mean next_values"),
         ("targets_q", lambda self, q: q, "has a method 'targets_q', which alfish never calls; did you mean target_q"),
+        ("target_q", 5, "target_q of Overrides is 5, but alfish calls it; it must be a method"),
         ("target_q", lambda self: None, r"target_q of Overrides takes \(\), but is called with \(q\)"),
     ],
 )
