@@ -42,7 +42,7 @@ class Mirror(nn.Module):
         all 1.
 
     Raises:
-      UsageError: mirroring twice is not the identity, or both arguments are None.
+      UsageError: mirroring twice is not the identity, or there is no entry.
     """
 
     _indices: torch.Tensor
@@ -55,7 +55,7 @@ class Mirror(nn.Module):
     ):
         super().__init__()
         given = signs if indices is None else indices
-        if given is None:
+        if not given:
             raise UsageError("Mirror has neither indices nor signs; set one of them, or both")
         indices = list(range(len(given)) if indices is None else indices)
         signs = [1] * len(given) if signs is None else list(signs)

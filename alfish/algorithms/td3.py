@@ -26,6 +26,7 @@ class TD3(DDPG):
       smoothing_std, smoothing_clip: standard deviation and largest absolute value of the noise on target actions, in
         units of half the action's range.
       actor_period: number of updates of the critics for each update of the actor and of the target networks.
+      ddpg_arguments: other settings of `DDPG`.
     """
 
     def __init__(

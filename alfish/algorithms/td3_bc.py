@@ -22,6 +22,7 @@ class TD3BC(TD3):
 
     Args:
       alpha: weight of Q divided by its mean magnitude; 0 means behavioural cloning.
+      td3_arguments: settings of `TD3`.
     """
 
     weighted_losses = None  # None means all groups: the actor's loss, too, depends on how often an action is drawn

@@ -49,9 +49,10 @@ class TestMirror:
         with pytest.raises(UsageError, match=words):
             Mirror(indices, signs)
 
-    def test_a_mirror_needs_indices_or_signs(self):
+    @pytest.mark.parametrize("indices", [None, []])
+    def test_a_mirror_needs_indices_or_signs(self, indices):
         with pytest.raises(UsageError, match="Mirror has neither indices nor signs; set one of them, or both"):
-            Mirror()
+            Mirror(indices)
 
     def test_a_vector_of_another_length_is_refused(self):
         with pytest.raises(UsageError, match="Mirror has 2 indices, and the vector has 3 entries"):
