@@ -33,7 +33,7 @@ import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.bin import check_functional, check_games
-from alfish.bin.first_run import Task, suggestions
+from alfish.bin.first_run import Task, print_algorithms, refusals, suggestions
 from alfish.bin.observed import Observed
 from alfish.configuration import reading, sentences
 from alfish.environments import Environment, FunctionalEnvironment, make_environment
@@ -112,14 +112,9 @@ def main(flag_values: flags.FlagValues) -> int:
         print(f"problem      {complaint}")
     for warning in observed.warnings():
         print(f"warning      {warning}")
-    able = []
-    for algorithm in algorithms():
-        try:
-            algorithm.check_specs(environment.observation_spec, environment.action_spec, environment.reward_spec)
-            able.append(algorithm.__name__)
-            print(f"{algorithm.__name__:<12} yes")
-        except UsageError as error:
-            print(f"{algorithm.__name__:<12} no: {error}")
+    reasons = refusals(algorithms(), environment)
+    print_algorithms(reasons)
+    able = [name for name, reason in reasons.items() if not reason]
     if able and complaints:
         problems, be = ("problem", "is") if len(complaints) == 1 else ("problems", "are")
         package = package_of(environment.env)

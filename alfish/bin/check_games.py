@@ -10,10 +10,10 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.bin.first_run import rounded
+from alfish.bin.first_run import print_algorithms, refusals, rounded
 from alfish.data import StepType, TimeStep
 from alfish.environments.games import Games, Group
-from alfish.errors import UsageError, counted, significant
+from alfish.errors import counted, significant
 from alfish.runs import random_state
 
 MORE_STEPS = 10  # largest number of random steps until a game ends, as a multiple of the number of steps
@@ -46,14 +46,12 @@ def report(games: Games, num_steps: int, algorithms: Sequence[type[RLAlgorithm]]
         print(f"problem      {complaint}")
     for warning in observed.warnings():
         print(f"warning      {warning}")
-    is_able = False
-    for algorithm in algorithms:
-        refusals = {name: _refusal(algorithm, group) for name, group in games.groups.items()}
-        is_able |= not all(refusals.values())
-        for reason in dict.fromkeys(refusals.values()):
-            names = [name for name in refusals if refusals[name] == reason]
-            where = "" if len(names) == len(refusals) else f" for {', '.join(names)}"
-            print(f"{algorithm.__name__:<12} {f'no{where}: {reason}' if reason else f'yes{where}'}")
+    reasons = {name: refusals(algorithms, group) for name, group in games.groups.items()}
+    for name, own in reasons.items():
+        equal = [other for other in reasons if reasons[other] == own]
+        if name == equal[0]:
+            print_algorithms(own, ", ".join(equal) if len(equal) < len(reasons) else "")
+    is_able = not all(reason for own in reasons.values() for reason in own.values())
     if is_able and complaints:
         print(f"next         fix the {'problem' if len(complaints) == 1 else 'problems'}, and check again")
     return 0 if is_able and not complaints else 1
@@ -173,12 +171,3 @@ def _outside(group: Group, rows: TimeStep) -> list[str]:
             agent = group.agents[column % len(group.agents)]
             return [f"an observation of {agent} is outside its space: {fault}"]
     return []
-
-
-def _refusal(algorithm: type[RLAlgorithm], group: Group) -> str:
-    """Returns the reason why an algorithm does not support a group; '' if it does."""
-    try:
-        algorithm.check_specs(group.observation_spec, group.action_spec, group.reward_spec)
-    except UsageError as error:
-        return str(error)
-    return ""

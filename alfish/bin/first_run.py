@@ -1,4 +1,4 @@
-"""Suggests a first run in a new environment: base configuration, command and duration."""
+"""Suggests a first run in a new environment: algorithms, base configuration, command and duration."""
 
 import contextlib
 import io
@@ -6,17 +6,19 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gymnasium import spaces
 
 from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.configuration import reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.environments import Environment
+from alfish.environments.games import Group
 from alfish.errors import RunError, UsageError, counted, first_line, significant
 from alfish.networks.images import is_image
 from alfish.parameters.differences import literal
@@ -77,6 +79,35 @@ class Task(NamedTuple):
         with reading.preserved():
             reading.read(self.files, self.bindings)
             return "algorithm" in reading.bound("alfish.Trainer", "algorithm")
+
+
+def refusals(algorithms: Sequence[type[RLAlgorithm]], task: Environment | Group) -> dict[str, str]:
+    """Returns, by the name of each algorithm, the reason why it does not accept the specs of a task; '' if it does."""
+    found = {}
+    for algorithm in algorithms:
+        try:
+            algorithm.check_specs(task.observation_spec, task.action_spec, task.reward_spec)
+            found[algorithm.__name__] = ""
+        except UsageError as error:
+            found[algorithm.__name__] = str(error)
+    return found
+
+
+def print_algorithms(reasons: Mapping[str, str], agents: str = "") -> None:
+    """Prints the algorithms that accept a task, and those that refuse it, together where the reason is the same.
+
+    Args:
+      reasons: result of `refusals`.
+      agents: names of the agents in a game, if this is not about all agents.
+    """
+    names: dict[str, list[str]] = {"": []}
+    for name, reason in reasons.items():
+        names.setdefault(reason.replace(name, "ALGORITHM"), []).append(name)
+    where = f"for {agents}: " if agents else ""
+    for reason, own in names.items():
+        if own:
+            head, end = ("refused by", f": {reasons[own[0]]}") if reason else ("algorithms", "")
+            print(f"{head:<12} {where}{', '.join(own)}{end}")
 
 
 def suggestions(
