@@ -247,9 +247,14 @@ def _first_sentence(error: Exception) -> str:
         selectors = [selector.strip("'") for selector in ambiguous[2].split(", ")]
         return f"{ambiguous[1]} is {' or '.join(selectors)}; write which one you mean"
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno} is not gin: {error.msg}"
+        line, why = (error.text or "").strip(), error.msg.rstrip(".")
+        quoted = f": {line!r}" if line else ""
+        return (
+            f"line {error.lineno} is not gin{quoted} ({why}); write Class.parameter = value, with text in quotes and "
+            "lists in brackets"
+        )
     if isinstance(error, tokenize.TokenError):
-        return f"line {error.args[1][0]} is not gin: {error.args[0]}"
+        return "the text ends within brackets or quotes that are not closed"
     unknown = UNKNOWN_PARAMETER.search(str(error))
     if unknown:
         return f"{unknown[1]} has no parameter named '{unknown[2]}'"

@@ -205,7 +205,7 @@ def _fits(value: Any, kind: Any, refers: Refers) -> bool:
     if kind is bool:
         return is_number(value) and value in (0, 1)
     if kind in (int, float):
-        return is_number(value) and _is_in(value, ranges or [Range()], kind)
+        return is_number(value) and not isinstance(value, bool) and _is_in(value, ranges or [Range()], kind)
     if kind in (str, Path):
         return isinstance(value, (str, os.PathLike) if kind is Path else str)
     if origin is Literal:

@@ -47,13 +47,13 @@ def test_a_wrong_value_is_refused_with_the_accepted_values():
     for annotation, taken, refused, words in (
         (
             UnitInterval,
-            [0, 1, 0.5, np.float32(0.3), torch.tensor(0.5), True],
-            [-0.1, 1.1],
+            [0, 1, 0.5, np.float32(0.3), torch.tensor(0.5)],
+            [-0.1, 1.1, True, False],
             "it must be a number in [0, 1]",
         ),
         (PositiveFloat, [1, 1e-300], [0, -1, 1e400, math.nan, 10**400, "1", None, 1j], "it must be a positive number"),
         (NonNegativeFloat, [0], [-1e-9, object(), np.zeros(2), np.ones(1)], "it must be a number of at least 0"),
-        (PositiveInt, [1, 1e6, np.int64(3)], [0, 2.5, -1, math.nan], "it must be an integer of at least 1"),
+        (PositiveInt, [1, 1e6, np.int64(3)], [0, 2.5, -1, math.nan, True], "it must be an integer of at least 1"),
         (NonNegativeInt | None, [0, None], [-1, "a"], "it must be an integer of at least 0 or None"),
         (float, [-1e9], [math.inf, math.nan], "it must be a number"),
         (Annotated[int, Range(0, 9, below=True)], [8], [9], "it must be an integer in [0, 9)"),
