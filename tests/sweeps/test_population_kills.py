@@ -1,6 +1,7 @@
 """Populations of real runs, whose controller and members are killed: they equal uninterrupted ones to the byte."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from alfish import nest
 from alfish.runs.checkpoints import Checkpoints
 from alfish.sweeps.generations import MEMBER
 from alfish.sweeps.population import BEST, CSV
+from alfish.training.joint_population import CSV as JOINT_CSV
 
 RATE = "--perturb=Learner.learning_rate=1e-4..1e-1"
 COEF = "--perturb=PPO.entropy_coef=0.001..0.1"
@@ -68,3 +70,23 @@ def test_a_population_killed_20_times_equals_an_uninterrupted_one(toy, tmp_path,
     assert_equal(tmp_path / "killed", tmp_path / "whole")
     assert len(victims) == 20 and set(victims) == {"controller", "members", "both"}
     assert_nothing_is_left(tmp_path / "killed")
+
+
+@pytest.mark.long
+def test_a_run_of_several_policies_killed_20_times_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+    """The policies have replay, and are members of a population in the run."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(toy_confs.__file__).parent))
+    conf = tmp_path / "joint.gin"
+    conf.write_text(toy_confs.JOINT_POPULATION)
+    run("train", conf, tmp_path / "whole")
+    victims = kill("train", conf, tmp_path / "killed", 20, progress(tmp_path / "whole"))
+    assert victims == ["controller"] * 20
+    states = [Checkpoints(tmp_path / name / "checkpoints").load("latest") for name in ("whole", "killed")]
+    assert states[0][0] == states[1][0]
+    for _, state in states:
+        del state["counters"]["wall_seconds"]
+    leaves = zip(*(nest.named_leaves(state, "state") for _, state in states), strict=True)
+    for (name, one), (_, other) in leaves:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+    tables = [(tmp_path / name / JOINT_CSV).read_bytes() for name in ("whole", "killed")]
+    assert tables[0] == tables[1] and tables[0].count(b"\n") > 100

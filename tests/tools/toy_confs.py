@@ -46,3 +46,25 @@ Evaluate.period = 500
 Evaluate.num_episodes = 4
 CheckpointSaver.period = 128
 """
+JOINT_POPULATION = """
+include 'dqn.gin'
+import alfish.environments.games
+import alfish.training.joint_population
+make_games.game = 'toy_games:Kept'
+make_games.num_games = 4
+Trainer.environment = @make_games
+Trainer.policies = {'p': ('*', 4)}
+Trainer.num_env_steps = 100_000
+Trainer.unroll_length = 16
+Trainer.listeners = [@CheckpointSaver(), @Summaries(), @JointPopulation()]
+Trainer.summary_period = 700
+CheckpointSaver.period = 500
+JointPopulation.perturb = {'Learner.learning_rate': '1e-6..1e-1'}
+JointPopulation.period = 900
+Learner.compile = False
+MLP.layers = (8,)
+ReplayBatches.batch_size = 16
+ReplayBatches.capacity = 3000
+ReplayBatches.warmup_env_steps = 60
+ReplayBatches.updates_per_env_step = 0.1
+"""
