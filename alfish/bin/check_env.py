@@ -97,7 +97,8 @@ def main(flag_values: flags.FlagValues) -> int:
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
     complaints: list[str] = []
     speed = 0.0
-    if isinstance(environment, FunctionalEnvironment):
+    in_tensors = isinstance(environment, FunctionalEnvironment)
+    if in_tensors:
         complaints, speed = check_functional.examine(environment)
         environment = check_functional.as_gymnasium(environment)
     observed = Observed(environment)
@@ -127,7 +128,7 @@ def main(flag_values: flags.FlagValues) -> int:
             print(f"next         fix the {problems}, and check again")
             able = []
     if able:
-        for head, words in suggestions(task, environment, able, speed or observed.steps_per_second):
+        for head, words in suggestions(task, environment, able, speed or observed.steps_per_second, in_tensors):
             if head == "speed" and speed:  # a line about many environments has been printed
                 continue
             print(f"{head:<12} {words}", flush=True)

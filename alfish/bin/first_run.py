@@ -31,34 +31,39 @@ class BaseConf(NamedTuple):
     """A shipped base configuration.
 
     Attributes:
-      algorithm: name of the algorithm's class; in lower case, name of the configuration file.
+      algorithm: name of the algorithm's class.
+      file: name of the configuration file.
       budget: number of environment steps in which the return of a first run on vector observations usually rises.
       for_speed: bindings that give a short run the speed of a long run.
       virtue: reason to choose the algorithm, as a clause.
     """
 
     algorithm: str
+    file: str
     budget: int
     for_speed: tuple[str, ...]
     virtue: str
 
-    @property
-    def file(self) -> str:
-        return f"{self.algorithm.lower()}.gin"
 
-
+QUICK = "Trainer.unroll_length = 64", "Trainer.calibration = 0.0"
 REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000", "Trainer.calibration = 0.0"
 BASES = {
     base.algorithm: base
     for base in (
-        BaseConf(
-            "PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it takes the least time"
-        ),
-        BaseConf("SAC", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
-        BaseConf("TD3", 20_000, REPLAY, "it needs few steps"),
-        BaseConf("DQN", 50_000, REPLAY, "it learns from each step many times"),
+        BaseConf("PPO", "ppo.gin", 100_000, QUICK, "it takes the least time"),
+        BaseConf("SAC", "sac.gin", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
+        BaseConf("TD3", "td3.gin", 20_000, REPLAY, "it needs few steps"),
+        BaseConf("DQN", "dqn.gin", 50_000, REPLAY, "it learns from each step many times"),
     )
 }
+# For environments in tensors. The graphs that the measurement compiles are in the cache when the run begins.
+IN_TENSORS = BaseConf(
+    "PPO",
+    "ppo_tensor.gin",
+    500_000,
+    ("Trainer.calibration = 0.0", "Learner.compile = True"),
+    "it compiles steps, policy and updates",
+)
 SLOW = 500.0  # environment steps per second; below this speed, a step takes longer than an update
 VERY_SLOW = 100.0  # steps per second below which a trial run takes too long
 
@@ -111,7 +116,7 @@ def print_algorithms(reasons: Mapping[str, str], agents: str = "") -> None:
 
 
 def suggestions(
-    task: Task, environment: Environment, able: Sequence[str], steps_per_second: float
+    task: Task, environment: Environment, able: Sequence[str], steps_per_second: float, in_tensors: bool
 ) -> Iterator[tuple[str, str]]:
     """Yields heading and text of each line about the first run.
 
@@ -120,6 +125,7 @@ def suggestions(
       environment: environment to train in.
       able: names of algorithms that support the environment's spaces.
       steps_per_second: speed of the environment without training.
+      in_tensors: whether the environment is written in tensors.
     """
     yield "speed", f"about {rounded(steps_per_second)} random steps/s in one environment, without training"
     name = re.sub(r"\W+", "_", environment.name.rpartition("/")[2]).lower()
@@ -139,14 +145,18 @@ def suggestions(
     fitting = [base for base in BASES.values() if base.algorithm in able]
     if not fitting:
         return
-    base, reason = _choice(fitting, environment, steps_per_second)
+    if in_tensors and "PPO" in able:
+        fitting.insert(0, IN_TENSORS)
+        base, reason = IN_TENSORS, IN_TENSORS.virtue
+    else:
+        base, reason = _choice(fitting, environment, steps_per_second)
     others = ", ".join(f"{one.algorithm} ({one.file})" for one in fitting)
-    yield "next", f"base configurations that fit: {others}. Begin with {base.algorithm}: {reason}"
+    yield "next", f"base configurations that fit: {others}. Begin with {base.file}: {reason}"
     budget = IMAGE_BUDGET if has_image else base.budget
-    root_dir = f"runs/{base.algorithm.lower()}_{name}"
+    root_dir = f"runs/{base.file.removesuffix('.gin')}_{name}"
     budgeted = [*task.bindings, f"Trainer.num_env_steps = {budget}"]
     yield "command", _command([*_files([base.file, *task.files]), *_bound(budgeted)], root_dir)
-    if not task.files and (python := _python(base.algorithm, task.bindings, budget, root_dir)):
+    if not task.files and (python := _python(base, task.bindings, budget, root_dir)):
         yield "Python", python
     yield from _expected(task, base, budget, steps_per_second)
     instead = [BASES[name] for name in ("PPO", _replaying(environment)) if name != base.algorithm]
@@ -255,9 +265,10 @@ def _command(arguments: Sequence[str], root_dir: str) -> str:
     return " ".join(["alfish train", *arguments, f"--root_dir={root_dir}"])
 
 
-def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str) -> str:
+def _python(base: BaseConf, bindings: Sequence[str], budget: int, root_dir: str) -> str:
     """Returns the equivalent call of `alfish.train`; '' if the value of a binding is not a Python literal."""
-    environment, others = "", {}
+    is_plain = base.file == f"{base.algorithm.lower()}.gin"  # the name of the algorithm selects the file
+    arguments, others = [f'"{base.algorithm}"' if is_plain else f'conf="{base.file}"'], {}
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
         try:
@@ -265,11 +276,11 @@ def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str)
         except ValueError:
             return ""
         if name == "make_environment.env_id":
-            environment = f', "{plain}"'
+            arguments.append(f'"{plain}"' if is_plain else f'environment="{plain}"')
         else:
             others[name] = plain
-    further = f", **{others}" if others else ""
-    return f'alfish.train("{algorithm}"{environment}, num_env_steps={budget:_}, root_dir="{root_dir}"{further})'
+    arguments += [f"num_env_steps={budget:_}", f'root_dir="{root_dir}"', *([f"**{others}"] if others else [])]
+    return f"alfish.train({', '.join(arguments)})"
 
 
 def rounded(rate: float) -> str:

@@ -124,7 +124,7 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
     wrapper = "gymnasium.wrappers:FlattenObservation"
     out = hard("hard_envs:Uneven", f"--wrappers={wrapper}", "--gin_param=Trainer.seed = 3")
     said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in out.splitlines()}
-    choice = "Begin with PPO: it takes the least time and tuning"
+    choice = "Begin with ppo.gin: it takes the least time and tuning"
     assert said["next"] == f"base configurations that fit: PPO (ppo.gin). {choice}"
     assert said["time"] == (
         "training makes about 200 steps/s on this machine, tried for 2 s: about 8 minutes for 100,000 steps, a first "
@@ -141,26 +141,46 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
     assert saved[0].read_text() == saved[1].read_text() and wrapper in saved[0].read_text()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler, at import
+@pytest.mark.usefixtures("interpreted")
+def test_check_env_suggests_a_compiled_unroller_for_environments_in_tensors(hard, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = hard("alfish/CartPole-v1", "--gin_param=Trainer.seed = 3")
+    said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in out.splitlines()}
+    assert "PPO (ppo_tensor.gin), PPO (ppo.gin), SAC" in said["next"]
+    assert said["next"].endswith("Begin with ppo_tensor.gin: it compiles steps, policy and updates")
+    settings = {"CompiledUnroller.compile": False, "EpochBatches.num_epochs": 1}
+    short = [f"--gin_param={name}={value}" for name, value in settings.items()]
+    assert main([*shlex.split(said["command"].replace("=500000", "=256"))[1:], *short]) == 0
+    assert (tmp_path / "runs" / "ppo_tensor_cartpole_v1" / "done").is_file()
+    python = said["Python"].replace("500_000", f"256, **{settings}").replace("runs/ppo", "runs/python")
+    eval(python, {"alfish": alfish})
+    saved = [tmp_path / "runs" / f"{word}_tensor_cartpole_v1" / "config.gin" for word in ("ppo", "python")]
+    assert saved[0].read_text() == saved[1].read_text() and "CompiledUnroller" in saved[0].read_text()
+
+
 def test_check_env_suggests_an_algorithm_by_action_space_and_speed(hard, monkeypatch):
     out = hard("Pendulum-v1", "--num_steps=200")
-    assert "Begin with PPO: it takes the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
+    assert (
+        "Begin with ppo.gin: it takes the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
+    )
     assert (
         "or           SAC (sac.gin): about 2 minutes for 20,000 steps; it needs the fewest steps where actions are "
         "continuous" in out
     )
-    assert "Begin with PPO: it keeps no images" in hard("hard_envs:Picture")
+    assert "Begin with ppo.gin: it keeps no images" in hard("hard_envs:Picture")
     assert "1,000,000 steps" in hard("hard_envs:Picture")
     assert "or    " not in hard("hard_envs:Picture")
     out = hard("CartPole-v1")
-    assert "Begin with PPO: it takes the least time" in out and "or           DQN (dqn.gin): about 4 minutes" in out
+    assert "Begin with ppo.gin: it takes the least time" in out and "or           DQN (dqn.gin): about 4 minutes" in out
     monkeypatch.setattr("alfish.bin.observed.Observed.steps_per_second", 20.0)
     out = hard("CartPole-v1")
     assert (
-        "Begin with DQN: it learns from each step many times, and steps of this environment are slow" in out
+        "Begin with dqn.gin: it learns from each step many times, and steps of this environment are slow" in out
         and "about 20 steps/s on this machine, at most, because the environment is slow: about 42 min" in out
     )
     out = hard("Pendulum-v1", "--num_steps=200")
-    assert "Begin with SAC" in out and "or           PPO (ppo.gin): about 83 minutes for 100,000 steps" in out
+    assert "Begin with sac.gin" in out and "or           PPO (ppo.gin): about 83 minutes for 100,000 steps" in out
 
 
 def test_check_env_repeats_the_gin_file_that_has_an_algorithm(hard, monkeypatch):
@@ -175,12 +195,12 @@ def test_check_env_suggests_the_conf_with_the_preprocessing_for_atari_games(untr
     binding = "make_environment.env_id = 'ALE/Pong-v5'"
     image = spaces.Box(0, 255, (210, 160, 3), np.uint8)
     game = types.SimpleNamespace(name="ALE/Pong-v5", observation_spec=image, action_spec=spaces.Discrete(6))
-    lines = dict(first_run.suggestions(first_run.Task([], [binding]), game, ["PPO"], 900.0))
+    lines = dict(first_run.suggestions(first_run.Task([], [binding]), game, ["PPO"], 900.0, in_tensors=False))
     flag = "--gin_param=\"make_environment.env_id='ALE/Pong-v5'\""
     assert lines["command"] == f"alfish train --gin_file=ppo_atari.gin {flag} --root_dir=runs/ppo_pong_v5"
     assert lines["time"] == "training makes about 200 steps/s on this machine, tried for 2 s"
     bindings = [binding, "make_environment.wrappers = ['gymnasium.wrappers:GrayscaleObservation']"]
-    lines = dict(first_run.suggestions(first_run.Task([], bindings), game, ["PPO"], 900.0))
+    lines = dict(first_run.suggestions(first_run.Task([], bindings), game, ["PPO"], 900.0, in_tensors=False))
     assert lines["command"].startswith("alfish train --gin_file=ppo.gin ")
 
 

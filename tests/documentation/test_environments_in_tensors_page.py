@@ -1,5 +1,6 @@
 """docs/environments_in_tensors.md: its class passes the checks, and its commands train."""
 
+import ast
 import re
 import shlex
 
@@ -41,15 +42,16 @@ def test_the_commands_of_the_page_train(beside_the_file):
     assert len(commands) == 3
     for command in commands:
         # Compiling takes half a minute, and has tests of its own.
-        plain = PLAIN if "ppo_cartpole_tensor" in command else ()
-        assert main([*shlex.split(command)[1:], *FEW, *plain]) == 0
+        assert main([*shlex.split(command)[1:], *FEW, *PLAIN]) == 0
 
 
 def test_the_class_trains_by_python(beside_the_file, tmp_path):
     import my_lab
 
-    settings = {"make_environment.num_envs": 4, "Evaluate.num_episodes": 1, "Trainer.unroll_length": 32}
-    policy = alfish.train("PPO", my_lab.Room, num_env_steps=600, root_dir=tmp_path / "run", **settings)
+    assert 'alfish.train(environment=Room, conf="ppo_tensor.gin", num_env_steps=500_000' in PAGE
+    few = dict(flag.removeprefix("--gin_param=").split("=") for flag in (*FEW, *PLAIN))
+    settings = {name: ast.literal_eval(value) for name, value in few.items()}
+    policy = alfish.train(environment=my_lab.Room, conf="ppo_tensor.gin", root_dir=tmp_path / "run", **settings)
     assert policy.act(my_lab.Room.observation_space.sample()) in (0, 1)
 
 
