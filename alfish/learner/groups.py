@@ -38,6 +38,29 @@ class ParameterGroup:
             self._members += by_dtype.values()
         self.parameters = [parameter for same in self._members for parameter in same]
         self.flat = [target.lay_side_by_side(same) for same in self._members]
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
+
+    def check(self, names: Mapping[int, str]) -> None:
+        """Checks that updates reach all parameters of the group.
+
+        Args:
+          names: name of each parameter by its `id`.
+
+        Raises:
+          UsageError: code has frozen a parameter, or has given it other memory.
+        """
+        for parameter, address in zip(self.parameters, self._addresses):
+            name = names.get(id(parameter), "a parameter")
+            if not parameter.requires_grad:
+                raise UsageError(
+                    f"{name} was frozen by requires_grad_(False) during training, which compiled updates ignore; name "
+                    "frozen parts in Learner.frozen_parts, or let a schedule in Learner.learning_rate reach 0"
+                )
+            if parameter.data_ptr() != address:
+                raise UsageError(
+                    f"{name} was given other memory during training (an assignment to .data, or vector_to_parameters), "
+                    "so updates no longer reach it; write in place, as in `with torch.no_grad(): p.copy_(values)`"
+                )
 
     def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns views of `vectors`, laid out like `self.flat`, with the shapes of `self.parameters`."""

@@ -34,6 +34,7 @@ from alfish.learner.optimizers import Adam, Optimizer
 from alfish.learner.update_means import UpdateMeans
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
 from alfish.nest import Nest
+from alfish.networks.buffers import BufferKeeper
 from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
 from alfish.parameters.schedules import Schedule, as_schedule
 from alfish.processes import replicas
@@ -109,6 +110,7 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
         self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
+        self._buffers = BufferKeeper(algorithm)
         self.learning_rates = self._schedules(learning_rate)
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
@@ -116,9 +118,8 @@ class Learner:
             CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
         self._compiled: CompiledUpdates | CompiledLater | None = self._compile() if compile is True else None
-        self._decides = compile == "auto"
+        self._decides, self._fell_back = compile == "auto", False
         self._max_nonfinite_updates = max_nonfinite_updates
-        self._fell_back = False
         self._tell(0)
         self.updates, self.is_small = 0, False
         self._learning_rate: dict[str, float] = {}  # rates of the last updates
@@ -208,6 +209,11 @@ class Learner:
             if summarize:
                 self._settle()
         return self._finish(summarize and self.updates > before)
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """Restores the tensors of buffers to which code has assigned other tensors, see `BufferKeeper`."""
+        self._buffers.restore()
 
     def unreported(self) -> dict[str, float]:
         """Returns the scalars of updates since the last summary, as `train` does; empty without updates."""
@@ -336,6 +342,7 @@ class Learner:
             record = self._plain(chunk, index, self._learning_rate, summarize)
         if record is not None:
             self._algorithm.after_update()
+            self._buffers.restore()
             self.updates += 1
             for part in self._algorithms:
                 part.__dict__["num_updates"] = self.updates  # faster than a call of `__setattr__`
@@ -371,6 +378,7 @@ class Learner:
             self._plain.check_skips(self._max_nonfinite_updates, self.updates)
         if not summarize:
             return {}
+        self._plain.check_parameters()
         result = self._means.take()
         for name, learning_rate in (self._learning_rate | self._plain.rates).items():
             is_only = len(self._learning_rate) == 1

@@ -115,6 +115,12 @@ class Updates:
         # For each update since `settle` that a stop may have skipped: the groups with a loss.
         self._may_have_stopped: list[list[str]] = []
 
+    def check_parameters(self) -> None:
+        """Raises UsageError if updates do not reach a parameter, see `ParameterGroup.check`."""
+        names = {id(parameter): name for name, parameter in self.algorithm.named_parameters()}
+        for group in self.groups.values():
+            group.check(names)
+
     def lead(self, leads: dict[str, KLAdaptive]) -> None:
         """Sets the KL-adaptive learning rates, by the name of their optimizer; call before the first update."""
         self.leads = leads
@@ -293,7 +299,11 @@ class Updates:
         """
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
-            by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
+            try:
+                by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
+            except RuntimeError:  # the check names a parameter that was frozen
+                self.check_parameters()
+                raise
         means, by_group = over_learners(means, by_group)
         norms = [_norm(vectors) for vectors in by_group.values()]
         total = torch.stack([*means.losses.values(), *norms]).detach()

@@ -256,6 +256,10 @@ class JointLearner:
                 with member.stream:
                     member.learner.switch(waiting)
 
+    def restore_buffers(self) -> None:
+        for member in self._members:
+            member.learner.restore_buffers()
+
     def train(self, chunks: Any, summarize: bool = True) -> dict[str, float]:
         """Makes the updates of each policy; returns scalars with names such as `NAME/loss`."""
         scalars: dict[str, float] = {}

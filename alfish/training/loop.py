@@ -87,6 +87,7 @@ class Loop:
     def iteration(self) -> Report:
         """Makes one iteration: collects rows, makes due updates, and advances the counters."""
         clock, timer = self._clock, self._timer
+        self._parts.learner.restore_buffers()  # listeners may have assigned tensors to buffers
         if self._parts.learner.is_switching:
             self._parts.learner.switch(self._signals.breaking)
         began = timer.begin(COLLECT)
@@ -102,6 +103,7 @@ class Loop:
         timer.begin(LOOP)
         if experience is not None and self._observes:
             self._parts.after_iteration(experience)
+        self._parts.learner.restore_buffers()
         self._is_updating = False
         clock.iterations += 1
         self._parts.unroller.publish()

@@ -18,6 +18,7 @@ from alfish.compiler import torch_internals
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.networks.buffers import BufferKeeper
 from alfish.parameters.parts import build, parameter_names
 
 
@@ -163,6 +164,7 @@ class Transforms(nn.Module):
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
             if transform.encodes:
                 self.stored_observation_spec = self.observation_spec
+        self._keeper = BufferKeeper(self)
 
     def __len__(self) -> int:
         """Number of transforms of stored rows."""
@@ -221,6 +223,7 @@ class Transforms(nn.Module):
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
         """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, already counted."""
         device, origin = next(self.buffers(), time_step.step_type).device, time_step.step_type.device
+        self._keeper.remember()
         raw: TimeStep | None = time_step  # raw rows; None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
             if transform.observes_rewards:
@@ -235,6 +238,7 @@ class Transforms(nn.Module):
                 raw = None if transform.changes_rewards else raw
             if not transform.is_calibrated:
                 transform.observe(nest.at(seen, slice(num_seen, None)))
+        self._keeper.restore()
 
     def _checked(self, found: Any, transform: Transform) -> TimeStep:
         """Returns a transform's result; raises UsageError if it is not a time step or does not fit the spec."""

@@ -53,6 +53,30 @@ def test_target_network_copies_of_frozen_parts_compute_equally():
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda p: setattr(p, "data", 0.9 * p.data), "bias was given other memory during training"),
+        (lambda p: p.requires_grad_(False), r"bias was frozen by requires_grad_\(False\) during training"),
+    ],
+    ids=["memory", "frozen"],
+)
+def test_a_parameter_that_updates_do_not_reach_is_named(interpreted, compile, change, words):
+    algorithm, learner, _ = trained("ppo", compile=compile)
+    change(algorithm.network.value_head.bias)
+    with pytest.raises(UsageError, match=words):
+        train(algorithm, learner, [chunks_of("ppo", 4)])
+
+
+def test_parameters_that_are_written_in_place_train(interpreted):
+    algorithm, learner, _ = trained("ppo", compile=True)
+    with torch.no_grad():
+        algorithm.network.value_head.bias.copy_(torch.tensor([3.0]))
+    train(algorithm, learner, [chunks_of("ppo", 4)])
+    assert algorithm.network.value_head.bias.item() not in (3.0, 0.0)
+
+
 def test_a_part_with_rate_0_does_not_train_or_affect_the_rest():
     rates = {"all": 1e-2, PART: 0.0}
     algorithm, learner, summaries = trained("ppo", learning_rate=rates)
