@@ -135,12 +135,14 @@ def _difference(one: Any, other: Any) -> str:
     """Describes the difference between a value of the checkpoint and of the repeated training."""
     import torch
 
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
-        both = one.double(), other.double()
-        share = (both[0] != both[1]).double().mean().item()
-        largest = (both[0] - both[1]).abs().max().item()
-        return f"{share:.0%} of the entries differ, by at most {largest:.2g}"
-    one, other = (tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in (one, other))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape == other.shape and one.dtype == other.dtype:
+            differs = ~torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)
+            if not differs.any():
+                return "only the signs of zeros, or the bits of nan, differ"
+            largest = (one[differs].double() - other[differs].double()).abs().max().item()
+            return f"{differs.double().mean().item():.0%} of the entries differ, by at most {largest:.2g}"
+        one, other = (f"{list(value.shape)} {value.dtype}" for value in (one, other))
     return f"{one!r} in the checkpoint, {other!r} here"
 
 

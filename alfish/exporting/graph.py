@@ -34,6 +34,11 @@ class NotExportable(UsageError):
     """
 
 
+# Smallest number from which exponential noise is computed; half the distance of torch's uniform float32 numbers. The
+# logarithm of 0, which uniform numbers may be, is infinite.
+SMALLEST_UNIFORM = 2.0**-25
+
+
 class Noise(NamedTuple):
     """Random numbers that one step of a policy draws.
 

@@ -8,7 +8,7 @@ import torch
 
 import alfish
 from alfish.errors import UsageError
-from alfish.exporting.graph import Noise, NotExportable, PolicyGraph
+from alfish.exporting.graph import SMALLEST_UNIFORM, Noise, NotExportable, PolicyGraph
 from alfish.exporting.onnx_operations import TABLE, OnnxGraph
 from alfish.runs.files import write_atomically
 
@@ -95,8 +95,10 @@ def _drawn(build: OnnxGraph, noise: Noise) -> str:
         low, high = (0, *noise.bounds)[-2:]
         drawn = build.call("RandomUniform", shape=shape, dtype=1, low=float(low), high=float(high))
         return build.call("Cast", build.call("Floor", drawn), to=dtype)
-    drawn = build.call("RandomUniform", shape=shape, dtype=dtype)
-    return drawn if noise.distribution == "uniform" else build.call("Neg", build.call("Log", drawn))
+    if noise.distribution == "uniform":
+        return build.call("RandomUniform", shape=shape, dtype=dtype)
+    drawn = build.call("RandomUniform", shape=shape, dtype=dtype, low=SMALLEST_UNIFORM, high=1.0)
+    return build.call("Neg", build.call("Log", drawn))
 
 
 def _translated(build: OnnxGraph, node: torch.fx.Node, names: dict[torch.fx.Node, Any]) -> Any:

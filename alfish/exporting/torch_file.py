@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from alfish.errors import first_line
-from alfish.exporting.graph import Noise, NotExportable, PolicyGraph
+from alfish.exporting.graph import SMALLEST_UNIFORM, Noise, NotExportable, PolicyGraph
 from alfish.runs.files import write_atomically
 
 aten = torch.ops.aten
@@ -70,7 +70,8 @@ def _drawn(graph: torch.fx.Graph, noise: Noise) -> torch.fx.Node:
     drawn = graph.call_function(aten.rand.default, (shape,), like)
     if noise.distribution == "uniform":
         return drawn
-    return graph.call_function(aten.neg.default, (graph.call_function(aten.log.default, (drawn,)),))
+    positive = graph.call_function(aten.clamp_min.default, (drawn, SMALLEST_UNIFORM))
+    return graph.call_function(aten.neg.default, (graph.call_function(aten.log.default, (positive,)),))
 
 
 def load(path: Path) -> Any:

@@ -17,9 +17,10 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from alfish.errors import first_line
+from alfish.errors import UsageError, first_line
 from alfish.parameters import gin_internals, imports
 from alfish.parameters.description import PART
+from alfish.runs import contents
 from alfish.runs.files import temporary_of
 
 # Matches text such as 'my_lab.tasks:Reach-v0' and 'my_lab.tasks', which may name modules.
@@ -55,8 +56,8 @@ def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
       allow_import: names of modules, as for `imports.restricted`.
     """
     try:
-        text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # reading the configuration reports the error
+        text = contents.content_of(config).decode()
+    except (UsageError, OSError, UnicodeDecodeError):  # reading the configuration reports the error
         text = ""
     modules = _modules(text)
     with imports.restricted(

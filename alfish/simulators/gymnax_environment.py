@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gin
+from gymnasium import spaces
 
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
@@ -50,8 +51,10 @@ class GymnaxEnvironment(JaxEnvironment):
             raise UsageError(f"gymnax's {task} has no parameter {min(unknown)!r}; it has {', '.join(vars(defaults))}")
         self._params = defaults.replace(**(params or {}))
         space_of = imported("gymnax.environments.spaces", COMMAND).gymnax_space_to_gym_space
-        observed, acted = self._env.observation_space(self._params), self._env.action_space(self._params)
-        super().__init__(num_envs, space_of(observed), space_of(acted), seed, device)
+        observed, acted = (space_of(one(self._params)) for one in (self._env.observation_space, self._env.action_space))
+        jax = imported("jax", COMMAND)
+        returned, _ = jax.eval_shape(self._env.reset_env, jax.random.PRNGKey(0), self._params)
+        super().__init__(num_envs, _with_dtypes(observed, returned), acted, seed, device)
 
     def begin(self, key: Any) -> tuple[Any, Any]:
         observation, state = self._env.reset_env(key, self._params)
@@ -60,3 +63,12 @@ class GymnaxEnvironment(JaxEnvironment):
     def advance(self, key: Any, state: Any, action: Any) -> Transition:
         observation, state, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
         return Transition(state, observation, reward, terminated, self._env.is_truncated(state, self._params))
+
+
+def _with_dtypes(space: spaces.Space, returned: Any) -> spaces.Space:
+    """Returns a space with the dtypes of the returned observations; some of gymnax's environments declare others."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _with_dtypes(own, returned[key]) for key, own in space.spaces.items()})
+    if isinstance(space, spaces.Box) and space.dtype != returned.dtype:
+        return spaces.Box(space.low.astype(returned.dtype), space.high.astype(returned.dtype), dtype=returned.dtype)
+    return space

@@ -320,6 +320,8 @@ class _Translation:
     def _deviation(self, actor: dict[str, Any]) -> None:
         distribution = dict(actor.pop("distribution_cfg", None) or {})
         deviation = float(distribution.pop("init_std", actor.pop("init_noise_std", 1.0)))
+        if deviation <= 0:
+            raise UsageError(f"the recipe's init_std is {deviation}; a standard deviation must be positive")
         kind = distribution.pop("std_type", actor.pop("noise_std_type", "scalar"))
         name = str(distribution.pop("class_name", "GaussianDistribution"))
         if actor.pop("state_dependent_std", False) or not name.endswith("GaussianDistribution") or "Hetero" in name:

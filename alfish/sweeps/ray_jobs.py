@@ -3,7 +3,6 @@
 Ray is imported only in methods, so that sweeps work without Ray.
 """
 
-import math
 import os
 import platform
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 from alfish.errors import RunError, UsageError, first_line
 from alfish.runs.files import open_own
 from alfish.sweeps.jobs import JobEnded, LocalJobs
-from alfish.unrollers.ray.cluster import Cluster
+from alfish.unrollers.ray.cluster import Cluster, requested
 
 POLL_SECONDS = 1.0
 STOP = "stop"  # file in a run's directory that asks its process to save a checkpoint and end
@@ -47,9 +46,7 @@ class RayJobs:
             flags = "--cpus_per_run" + (" or --gpus_per_run" if gpus else "")
             raise UsageError(f"no machine of the Ray cluster has {wanted}; lower {flags}, or add machines")
         self.size = size or places
-        # Above one core, Ray accepts only whole numbers.
-        cpus = cpus if cpus <= 1 else math.ceil(cpus)
-        self._train = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, max_retries=-1)
+        self._train = ray.remote(train).options(num_cpus=requested(cpus), num_gpus=requested(gpus), max_retries=-1)
         self._tasks: dict[Any, Path] = {}  # directories of runs, by Ray's reference to a task's result
         self._stopped: set[Path] = set()
 

@@ -53,13 +53,15 @@ class RunningMoments(nn.Module):
         mean = replicas.total(rows.sum(0)) / safe
         squares = replicas.total(torch.where(mask, rows - mean, 0).square().sum(0))
         total = self.count + number
+        divisor = total.clamp(min=1)
         delta = mean - self.mean
         # In-place methods, because the assignment of `+=` to a module's attribute takes longer than the sum.
-        self.squares.add_(squares + delta.square() * self.count * number / total.clamp(min=1))
-        self.mean.add_(delta * number / total.clamp(min=1))
+        self.squares.add_(squares + delta.square() * self.count * number / divisor)
+        self.mean.add_(delta * number / divisor)
         self.count.copy_(total)
         self.shift.copy_(self.mean)
-        self.scale.copy_((self.squares / total.clamp(min=1) + epsilon).rsqrt())
+        self.scale.copy_((self.squares / divisor + epsilon).rsqrt())
+        self.scale.masked_fill_(total == 0, 1.0)  # all rows so far were PAD
 
 
 @gin.configurable(module="alfish.transforms")

@@ -79,10 +79,16 @@ def test_bits_are_compared_and_not_values():
     assert list(verify.differences(state, same)) == []
     changed = {**state, "algorithm": {"w": torch.tensor([-0.0, float("nan")])}, "learner": {"updates": 4, "x": 1}}
     assert list(verify.differences(state, changed)) == [
-        "algorithm.w: 50% of the entries differ, by at most nan",
+        "algorithm.w: only the signs of zeros, or the bits of nan, differ",
         "learner.updates: 3 in the checkpoint, 4 here",
         "learner.x is missing in the checkpoint",
     ]
+    for other, words in (
+        (torch.tensor([2.0, float("nan")]), "50% of the entries differ, by at most 2"),
+        (torch.zeros(0), "'[2] torch.float32' in the checkpoint, '[0] torch.float32' here"),
+        (torch.zeros(2).double(), "'[2] torch.float32' in the checkpoint, '[2] torch.float64' here"),
+    ):
+        assert next(verify.differences(state, {**state, "algorithm": {"w": other}})) == f"algorithm.w: {words}"
 
 
 def test_a_run_that_time_ends_is_refused(run, capsys):

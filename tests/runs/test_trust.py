@@ -11,6 +11,7 @@ import pytest
 
 import alfish
 from alfish.__main__ import main
+from alfish.errors import UsageError
 from alfish.runs import trust
 
 MODULE = """
@@ -148,6 +149,13 @@ def test_each_way_to_name_a_module_is_recorded(lab, line):
     trust.record(f"{line}\n")
     [entry] = (lab / "state" / "alfish" / "trusted").iterdir()
     assert entry.read_text() == "lab_of_trust.inside\n"
+
+
+def test_a_configuration_that_is_a_pipe_is_refused_without_waiting(lab):
+    Path("run").mkdir()
+    os.mkfifo("run/config.gin")
+    with pytest.raises(UsageError, match=r"config\.gin"):
+        alfish.load("run")
 
 
 def test_a_configuration_without_modules_of_the_user_needs_no_entry(lab):

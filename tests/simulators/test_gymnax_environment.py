@@ -71,6 +71,13 @@ def test_a_checkpoint_of_the_environment_continues_bit_for_bit(cartpole):
     assert all(torch.equal(cartpole.step(action).observation, row) for action, row in zip(actions, expected))
 
 
+def test_observations_of_another_dtype_than_declared_are_accepted():
+    catch = make_environment("gymnax:Catch-bsuite", 2)  # gymnax declares integers and returns floats
+    assert catch.observation_space.dtype == np.float32
+    catch.reset()
+    assert catch.step(torch.zeros(2, dtype=torch.int64)).observation.dtype == torch.float32
+
+
 def test_unknown_environments_and_parameters_are_refused_with_known_names():
     with pytest.raises(UsageError, match="gymnax has no task 'CartPol-v1'; did you mean 'CartPole-v1'"):
         make_environment("gymnax:CartPol-v1")

@@ -230,6 +230,10 @@ def test_each_torso_has_its_own_memory():
         ({"algorithm": {"class_name": "Distillation"}}, "the algorithm is Distillation; only PPO"),
         ({"algorithm": None}, "has no `algorithm`"),
         ({"num_steps_per_env": None}, "has no num_steps_per_env"),
+        (
+            {"actor": {**ROBOT["actor"], "distribution_cfg": {"init_std": 0.0}}},
+            "init_std is 0.0",
+        ),
         ({"num_steps_per_env": 33}, "8 minibatches do not divide 33 steps of 3 environments; set --num_envs"),
     ],
 )

@@ -83,6 +83,13 @@ class TestRunningMoments:
         for name, value in clean.state_dict().items():
             torch.testing.assert_close(dirty.state_dict()[name], value)
 
+    def test_rows_of_pad_only_leave_the_scale_at_1(self):
+        normalizer = ObservationNormalizer(VECTOR, specs.reward_spec())
+        absent = torch.full((4, 2), PAD, dtype=torch.int32)
+        rows = _rows(torch.full((4, 2, 3), 0.5), step_type=absent)
+        normalizer.observe(rows)
+        assert torch.equal(normalizer.transform(rows, None).observation, rows.observation)
+
     def test_a_small_spread_far_from_zero_keeps_its_digits(self):
         moments = RunningMoments(())
         for part in torch.linspace(0, 1, 1000).split(100):

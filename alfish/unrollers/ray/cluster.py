@@ -24,6 +24,11 @@ PROBE_SECONDS = 5.0  # seconds for a TCP connection to a cluster; Ray itself tri
 START = "`RAY_USAGE_STATS_ENABLED=0 ray start --head --num-cpus=0 --include-dashboard=false`"
 
 
+def requested(amount: float) -> float:
+    """Returns the number of cores or GPUs to request from Ray, which accepts only whole numbers above 1."""
+    return amount if amount <= 1 else math.ceil(amount)
+
+
 class Cluster:
     """A Ray cluster that this process connects to.
 
@@ -102,17 +107,17 @@ class Cluster:
         """
         fitting = self.num_places(cpus)
         if fitting < num_hosts:
-            machines = [node.get("CPU", 0.0) for node in _nodes().values()]
+            machines = " + ".join(f"{node.get('CPU', 0.0):g}" for node in _nodes().values())
             raise UsageError(
-                f"{num_hosts} hosts need {cpus:g} CPUs each (RayWorkers.per_host x cpus_per_worker), but the cluster "
-                f"has room for {fitting}: its machines have {' + '.join(f'{number:g}' for number in machines)} CPUs; "
+                f"{num_hosts} hosts need {requested(cpus):g} CPUs each (RayWorkers.per_host x cpus_per_worker), but "
+                f"the cluster has room for {fitting}: its machines have {machines} CPUs; "
                 "add machines with `ray start --address=HEAD:6379`, lower AsyncUnroller.num_workers, "
                 "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts with RayWorkers.min_hosts"
             )
 
     def num_places(self, cpus: float, gpus: float = 0.0) -> int:
         """Returns the number of processes with `cpus` cores and `gpus` GPUs each that fit on the idle machines."""
-        places = 0
+        places, cpus, gpus = 0, requested(cpus), requested(gpus)
         for node in _nodes().values():
             of_cpus = math.floor(node.get("CPU", 0.0) / cpus)
             places += min(of_cpus, math.floor(node.get("GPU", 0.0) / gpus)) if gpus else of_cpus
@@ -135,7 +140,7 @@ class Cluster:
         import ray
 
         return ray.remote(of).options(
-            num_cpus=cpus if cpus <= 1 else math.ceil(cpus),  # above one core, Ray accepts only whole numbers
+            num_cpus=requested(cpus),
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
