@@ -17,7 +17,7 @@ from alfish.transforms import Transforms
 
 
 class StatefulInfo(NamedTuple):
-    """Info of a row, and the state before the row, not yet reset at FIRST rows; see `Unroller.stores_states`."""
+    """Info of a row, and the policy's state before the row, not yet reset at FIRST; see `Unroller.stores_states`."""
 
     info: Nest
     state: Nest  # [B, ...], in unrolls [T, B, ...]
@@ -46,12 +46,14 @@ def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Ne
 
 
 class Actor:
-    """Computes actions from rows: applies transforms, resets the policy's state at FIRST rows, and calls the hook.
+    """Computes actions from rows: applies transforms, resets the policy's state at FIRST rows, and calls a hook.
+
+    The hook is `rollout_step` or `predict_step` of the algorithm.
 
     Args:
       algorithm, transforms: modules that act; they are not changed.
       samples: whether to act with `rollout_step`, which samples, instead of `predict_step`.
-      sets_mode: whether `step` puts the algorithm into evaluation mode for each call; if False, the caller does.
+      sets_mode: whether `step` puts the algorithm into evaluation mode for each call; if False, the caller must.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, samples: bool = True, sets_mode: bool = False):
@@ -76,7 +78,7 @@ class Actor:
     def see(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest = None
     ) -> tuple[TimeStep, Nest, Nest]:
-        """Returns transformed rows for the hook, the transforms' next state, and the policy's state for the hook.
+        """Returns the transformed rows, the transforms' next state, and the policy's state to act from, reset at FIRST.
 
         Args:
           time_step: `[B]` stored rows, see `Transforms.encode`; tensors on the algorithm's device.
@@ -87,7 +89,7 @@ class Actor:
         return seen, transform_state, reset_state(state, initial_state, seen.step_type)
 
     def step(self, seen: TimeStep, state: Nest) -> AlgStep:
-        """Calls the hook with the rows and the state that `see` returned; returns the hook's result."""
+        """Calls the hook with the rows and the policy's state that `see` returned; returns the hook's result."""
         act = self.algorithm.rollout_step if self.samples else self.algorithm.predict_step
         if not self._sets_mode:
             return act(seen, state)
@@ -125,10 +127,10 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
     """Puts the algorithm into evaluation mode, and restores the mode of each of its modules on exit.
 
     Args:
-      algorithm: algorithm with the modules.
+      algorithm: algorithm to put into evaluation mode.
       explores: whether the modules in `explorers` keep their mode; True for `rollout_step`.
     """
-    training = [module for module in algorithm.modules() if module.training]  # a frozen part stays in evaluation mode
+    training = [module for module in algorithm.modules() if module.training]  # frozen parts are not in training mode
     kept = explorers(algorithm) if explores else []
     algorithm.eval()
     for module in kept:

@@ -7,7 +7,7 @@ normal has no finite log-density. Samples beyond the bounds are clipped when the
 does not depend on the observation. It has a lower bound, because the likelihood of constant actions would otherwise be
 unbounded. `PolicyHead.learn_std = False` makes this a regression with squared error.
 
-Training does not use rewards. Only row 0 of a window trains; with memory, every row but the last trains.
+Training does not use rewards. The loss uses only row 0 of a window; with memory, it uses every row but the last.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from alfish.parameters.parts import build_network, build_torso
 
 
 class BCTrain(NamedTuple):
-    """Outputs of the rows that train; T' is 1, or L - 1 with memory."""
+    """Outputs at the T' rows that the loss uses; T' is 1, or L - 1 with memory."""
 
     policy: Distribution  # [T', N] policy in training
     action: Nest  # [T', N, ...] action to clone

@@ -32,9 +32,9 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     """Checks the result of `rollout_step` or `predict_step` for `batch_size` environments.
 
     Args:
-      step: step that the hook returned.
+      step: the `AlgStep` that the hook returned.
       owner, hook: algorithm, and name of its method, for the message.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       batch_size: number of rows, B.
       initial_state: initial state of the algorithm, `[B, ...]`; later states must have the same structure, shapes and
         dtypes.
@@ -69,7 +69,7 @@ def refuse_hooks(error: Exception, algorithm: Any) -> None:
     """Raises CodeError if alfish's code failed on the result of a method that the user's algorithm overrides.
 
     Args:
-      error: error of an update. If the user's code was running, the CodeError names the place in that code instead.
+      error: error of an update. If the user's code was running, the CodeError names the line of that code instead.
       algorithm: algorithm of the update.
     """
     names = overridden(algorithm)
@@ -175,7 +175,7 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
     Args:
       action: action that the hook returned.
       owner, hook: algorithm, and name of its method, for the message.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       batch_size: number of rows, B.
 
     Raises:

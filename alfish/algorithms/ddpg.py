@@ -27,7 +27,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class DDPGTrain(NamedTuple):
-    """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
+    """Outputs at the T' rows that the losses use: row 0, or with memory all rows but the last."""
 
     q: torch.Tensor  # [E, T', N] or [E, T', N, R] values of the taken action
     next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] values of rows 1 to L-1, or of the bootstrap row
@@ -44,7 +44,8 @@ class DDPG(RLAlgorithm):
     Args:
       actor: class or factory of the actor; called with (observation_spec, action_size).
       critic: class or factory of an ensemble of one or more critics; called with (observation_spec, action_size). The
-        target is the minimum of the ensemble; the actor maximizes the first critic (called with `num_members=1`).
+        critics learn from the minimum of the target critics; the actor maximizes the first critic, which is called with
+        `num_members=1`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       target_rate: step size of the updates of both target networks, in (0, 1]; both are updated after each update of
         the actor.
@@ -128,7 +129,7 @@ class DDPG(RLAlgorithm):
         return self.target_actor(seen)
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Returns the loss `[T', N]`; T' is the number of trainable rows, 1 without memory.
+        """Returns the loss `[T', N]`; T' is the number of rows that the losses use, 1 without memory.
 
         Args:
           policy_q: `[T', N]`, the critic's value of the actor's action.
@@ -138,7 +139,7 @@ class DDPG(RLAlgorithm):
         return -policy_q
 
     def next_value(self, features: Features, experience: Experience) -> torch.Tensor:
-        """Returns the values of rows 1 to L-1 for the target, `[L-1, N]`: the minimum of the target critics.
+        """Returns the values `[L-1, N]` of rows 1 to L-1 from which targets are computed: the target critics' minimum.
 
         Args:
           features: inputs of the networks.

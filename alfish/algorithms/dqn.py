@@ -2,16 +2,16 @@
 
     y = r_1 + ... + gamma^(n-1) r_n + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
 
-Q' is the target network; its value counts as 0 if s_n is terminal. Without double Q-learning, the argmax is also of Q'.
+Q' is the target network; its value counts as 0 if s_n is terminal. Without double Q-learning, the argmax also reads Q'.
 `train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
-`targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over rows that train.
+`targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over trainable rows.
 
 Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
 Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. C51, QR-DQN and IQN are settings of
 `values`. Variants are in `retrace` and `munchausen`.
 
-Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). Only row
-0 of a window trains; with memory, every row but the last trains.
+Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). The loss
+uses only row 0 of a window; with memory, it uses every row but the last.
 
 Differences from the paper: double Q-learning is the default (`DQN.double`); each environment explores independently; a
 truncated episode bootstraps from its true final observation; the threshold of the Huber loss is a setting.
@@ -37,7 +37,7 @@ from alfish.parameters.schedules import Schedule
 
 
 class DQNTrain(NamedTuple):
-    """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
+    """Outputs at the T' rows that the loss uses: row 0, or with memory all rows but the last."""
 
     q: torch.Tensor  # [T', N] or [T', N, K] value of the taken action
     following: NextValues  # values of rows 1 to L-1, or of the bootstrap row, by the target network
@@ -57,8 +57,8 @@ class DQN(QLearning):
       double: whether the online network chooses the next action, and the target network evaluates it.
       target_period: number of network updates for each update of the target network.
       target_rate: step size of the target network's update, in (0, 1]; 1 copies the network.
-      huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error. A
-        distribution of the return has its own loss.
+      huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error.
+        Has no effect if `values` is a distribution of the return, which has its own loss.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
       values: class or factory of the value representation, called with gamma; requires a scalar reward. `@Bins` and
         `@Quantiles` are distributions of the return; `@LowerBounded` is the expected return with lower bounds. None
@@ -117,7 +117,7 @@ class DQN(QLearning):
         return Window(experience, has_memory), nest.leaves(experience.action)
 
     def next_values(self, q: torch.Tensor, greedy: torch.Tensor, taken: torch.Tensor) -> NextValues:
-        """Returns the values of rows 1 to L-1 for the target.
+        """Returns the values of rows 1 to L-1 from which the target y is computed.
 
         Args:
           q: `[L-1, N, A]` or `[L-1, N, A, K]`, values of the target network.

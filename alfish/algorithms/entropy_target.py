@@ -37,10 +37,10 @@ class EntropyTargetPPO(PPO):
     Args:
       entropy_target: target of the policy's mean entropy in nats, summed over the leaves of the action. None means half
         of the maximum for each discrete choice, and -1 for each entry of a Box with bounds -1 and 1.
-      initial_temperature: temperature at the start.
+      initial_temperature: temperature at the start of training.
       lowest_temperature: smallest temperature.
       highest_temperature: largest temperature, relative to normalized advantages, whose standard deviation is 1.
-      ppo_arguments: settings of `PPO`; entropy_coef is an additional weight of the entropy, which is not learned.
+      ppo_arguments: settings of `PPO`; entropy_coef is a second weight of the entropy, which is added and not learned.
     """
 
     def __init__(

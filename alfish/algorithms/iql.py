@@ -63,18 +63,18 @@ class IQL(RLAlgorithm):
       policy_head: class or factory of the head; called with the MLP's output size and the action spec.
       critic: class or factory of the critic ensemble; called with (observation_spec, action_size); Discrete leaves are
         one-hot inputs.
-      value: class or factory of V, an ensemble with one member; called with (observation_spec, 0).
+      value: class or factory of V, an ensemble with one member; called with (observation_spec, 0): no action inputs.
       gamma: discount per environment step.
       lambda_: mixing factor of the return within a window, in [0, 1]; 1 bootstraps only at the last row, and 0 gives
         the one-step return.
       target_rate: step size of the target critics' updates, in (0, 1]; they are updated after each gradient step.
-      expectile: expectile of Q over recorded actions that V estimates, in (0, 1); near 1, V estimates the maximum.
+      expectile: which expectile of Q over recorded actions V estimates, in (0, 1); near 1, V estimates the maximum.
       beta: factor of the advantage in the exponential weight, in 1 / units of return; 0 means behavioural cloning.
       max_weight: upper limit of the exponential weight.
     """
 
     on_policy = False
-    weighted_losses = None  # None means all groups, because each loss depends on how often an action is drawn
+    weighted_losses = None  # None weighs the losses of all groups, because each depends on how often replay draws a row
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class IQL(RLAlgorithm):
         Args:
           critic: `self.critic` or `self.target_critic.network`, an ensemble of E.
           time_step: rows to evaluate.
-          action: actions in the algorithm's units.
+          action: actions in the algorithm's units, Box leaves in [-1, 1].
         """
         codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)
         return critic(critic.features(time_step, None)[0], codes)  # type: ignore[operator]

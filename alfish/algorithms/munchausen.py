@@ -95,8 +95,8 @@ class MunchausenDQN(SoftDQN):
         self._munchausen, self._floor = munchausen, log_policy_floor
         if self.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{type(self).__name__} cannot use lower bounds of values, because these bounds are returns without "
-                "the bonus; leave out DQN.values"
+                f"{type(self).__name__} cannot use @LowerBounded values, because their bounds are returns without the "
+                "bonus; leave out DQN.values"
             )
 
     def soft_values(self, scaled: torch.Tensor, taken: torch.Tensor) -> NextValues:

@@ -6,8 +6,8 @@
 Policies, advantages and bootstraps read v, in units of return. Only the network's gradient is in normalized units, so
 learning does not depend on the scale of the reward, and algorithms need no changes.
 
-After each iteration, the targets of its rows update mean and std, and the last layer is rescaled such that v stays the
-same. Before the first update of the statistics, v is 0 and the critic does not train.
+After each iteration, the value targets of the collected rows update mean and std, and the last layer is rescaled such
+that v stays the same. Before the first update of the statistics, v is 0 and the critic does not train.
 
 van Hasselt et al., 2016, https://arxiv.org/abs/1602.07714; Hessel et al., 2018, https://arxiv.org/abs/1809.04474.
 

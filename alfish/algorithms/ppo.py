@@ -11,7 +11,7 @@ Schulman et al., 2017, https://arxiv.org/abs/1707.06347, with generalised advant
 sequences (`[T, N]`) with a memory. The learner takes the mean of the loss that `calc_loss` returns for each row.
 
 Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
-over the trained rows of the unroll (OpenAI Baselines normalizes over each minibatch); the value loss has a factor 1/2.
+over all trainable rows of an unroll (OpenAI Baselines normalizes over each minibatch); the value loss has a factor 1/2.
 """
 
 from collections.abc import Callable
@@ -39,12 +39,12 @@ class PPORollout(NamedTuple):
 
 
 class PPOTarget(NamedTuple):
-    """Inputs of the loss for T rows; `EpochBatches` removes row T of longer fields; `[..., R]` for vector rewards."""
+    """Inputs of the loss for T rows; `EpochBatches` removes the last row from fields with T + 1 rows."""
 
     log_prob: torch.Tensor  # [T + 1, B] log-probability of the action under the policy that drew it
     advantage: torch.Tensor  # [T, B], scalarized, and normalized if `normalize_advantage`
-    target: torch.Tensor  # [T, B] target of the value
-    value: torch.Tensor | None  # [T + 1, B] value when the target was computed; None without value_clip_range
+    target: torch.Tensor  # [T, B] target of the value, or [T, B, R] for vector rewards
+    value: torch.Tensor | None  # like `target` with T + 1 rows: V_old; None without value_clip_range
     policy: Distribution | None  # [T + 1, B] policy that drew the action; None unless `measures_kl`
     extra: dict[str, torch.Tensor]  # numbers for summaries
 
@@ -60,7 +60,7 @@ class PPO(ActorCriticAlgorithm):
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 bootstraps only at the end of
         the unroll.
-      clip_range: largest change of an action's probability ratio that lowers the loss.
+      clip_range: distance of an action's probability ratio from 1 beyond which the loss does not fall further.
       reciprocal_clip: whether the ratio is clipped below at 1 / (1 + clip_range), as in Sample Factory, instead of
         1 - clip_range.
       value_clip_range: largest change of a value that lowers the value's loss, in units of return; None means no limit.

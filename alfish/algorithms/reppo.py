@@ -44,7 +44,7 @@ class REPPOTarget(NamedTuple):
 
 
 class REPPOTrain(NamedTuple):
-    """Outputs of the rows that train, `[T, N]`."""
+    """Outputs at the rows `[T, N]` that the losses use."""
 
     q: torch.Tensor  # [T, N, K] value of the taken action
     prediction: torch.Tensor | None  # [T, N, F] predicted features of the next row
@@ -67,9 +67,9 @@ class REPPO(RLAlgorithm):
       gamma: discount per environment step.
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps only at the end of the unroll, and 0 gives the one-step
         return.
-      initial_alpha: temperature at the start.
+      initial_alpha: temperature (weight of the entropy) at the start of training.
       entropy_fraction: negative of the target entropy for each Box entry, in nats.
-      initial_beta: weight of the KL divergence at the start.
+      initial_beta: weight of the KL divergence at the start of training.
       target_kl: limit of the KL divergence in nats. On rows whose KL is above this limit, the policy's loss is only the
         weighted KL. The weight is adjusted to keep the KL near the limit.
       prediction_coef: weight of the loss of predicted features; 0 means that the critic has no predictor.

@@ -1,8 +1,9 @@
 """Retrace for SAC and DQN: multi-step returns with an off-policy correction.
 
-Munos et al., 2016, https://arxiv.org/abs/1606.02647. At each row, the rest of the return is multiplied by the weight
-min(1, pi / mu) of the row's action. For SAC, replay stores log mu of each action. DQN's learned policy
-is greedy, so the weight is 1 or 0, and Retrace equals Watkins' Q(lambda).
+Munos et al., 2016, https://arxiv.org/abs/1606.02647. At each later row of a return, the difference between the return
+from that row on and the value of the row's action is multiplied by min(1, pi / mu) of the action. For SAC, replay
+stores log mu of each action. DQN's learned policy is greedy, so the factor is 1 or 0, and Retrace equals Watkins'
+Q(lambda).
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -36,7 +37,7 @@ class DrawnAction(NamedTuple):
 class RetraceSAC(SAC):
     """SAC with Retrace, for windows of more than two rows.
 
-    A return ends at an action that the policy did not draw, and at a row whose stored log-probability is nan.
+    A return ends at a row whose action the policy did not draw, or whose stored log-probability is nan.
 
     Args:
       sac_arguments: settings of `SAC`; `lambda_` is 1 by default.

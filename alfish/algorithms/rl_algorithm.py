@@ -7,12 +7,12 @@ worker can unpickle an algorithm, and a test can call its hooks with tensors mad
     random_action          replaces the action while replay warms up      [B], no gradient
     preprocess_experience  computes advantages and returns                [T+1, B], no gradient
     train_step             runs the networks for the loss                 [T, N], with gradients
-    calc_loss              computes a loss for each row that trains       [T', N], with gradients
+    calc_loss              computes a loss for each trainable row         [T', N], with gradients
     after_update           updates target networks                        after each gradient step
-    after_iteration        updates side modules                           after each iteration that collected rows
+    after_iteration        updates statistics from collected rows         after each iteration that collected rows
 
-All hooks but `after_update` and `after_iteration` are pure: they write no attribute, so the learner can compile a whole
-update. The other two must update buffers in place. No hook may write into a time step.
+`after_update` and `after_iteration` must update buffers in place. All other hooks are pure: they write no attribute, so
+the learner can compile a whole update. No hook may write into a time step.
 """
 
 import abc
@@ -40,9 +40,9 @@ class ReplayNeeds(NamedTuple):
 class UnrollUse(NamedTuple):
     """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # whether a row may train only once; False if the loss stays correct after updates
+    single_epoch: bool = True  # whether the loss may use a row only once; False if it allows later epochs
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
-    handles_stale_policies: bool = False  # whether the loss corrects for rows of older policies
+    handles_stale_policies: bool = False  # whether the loss corrects for rows that older policies collected
     has_auxiliary_phase: bool = False  # whether to use `PhasicBatches`, which call `preprocess_auxiliary`
 
 
@@ -51,7 +51,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     Args:
       observation_spec: nest of spaces, after transforms.
-      action_spec: canonical action nest, with Box leaves in [-1, 1]; see `alfish.specs`.
+      action_spec: canonical spec of the actions, in which bounded Box leaves are in [-1, 1]; see `alfish.specs`.
       reward_spec: Box of shape (), or (R,) for vector rewards.
 
     Attributes:
@@ -69,8 +69,8 @@ class RLAlgorithm(nn.Module, abc.ABC):
     num_updates = 0  # number of updates made; the learner writes it
     measures_kl = False  # whether calc_loss must return LossInfo.kl; a learner with a KL-adaptive rate sets it
 
-    known_progress: float | None = None  # value of `progress` on the host, set by the trainer
-    progress: torch.Tensor  # float64 0-d in [0, 1], sent to workers with the weights; schedules read it
+    known_progress: float | None = None  # `progress` as a Python number, set by the trainer
+    progress: torch.Tensor  # spent fraction of the budget, 0-d float64; read by schedules, sent to workers with weights
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -120,39 +120,39 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
         """Returns the log-probability `[...]` of actions under the policy that `rollout_step` samples. Default: raises.
 
-        Parts of `Composed` call this method, for policies without a state. `time_step` has only observations, `[...]`.
+        Parts of `Composed` call this only for policies without a state. `time_step` has only observations, `[...]`.
         """
         raise NotImplementedError
 
     def preprocess_experience(self, experience: Experience) -> Experience:
-        """Returns the experience with a new `info`; on-policy, of T rows for an unroll of T + 1. Default: no change."""
+        """Returns the experience with a new `info`, of T or T + 1 rows for an unroll of T + 1. Default: no change."""
         return experience
 
     @abc.abstractmethod
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        """Runs the networks over `[T, N]` rows; `calc_loss` receives the `info`.
+        """Runs the networks over `[T, N]` rows; `calc_loss` receives the `info` of the result.
 
         `state` belongs to row 0, or to the first row of `experience.burn_in` (see `networks.burn_in_state`).
         """
 
     @abc.abstractmethod
     def calc_loss(self, experience: Experience, info: Nest) -> LossInfo:
-        """Returns a loss for each row and parameter group; the learner averages the loss and trains the group."""
+        """Returns a loss for each row and parameter group; the learner averages over rows, and trains each group."""
 
     def after_update(self) -> None:
         """Updates target networks, after every gradient step, under no_grad."""
 
     def after_iteration(self, experience: Experience) -> None:
-        """Updates side modules with the transformed rows that an iteration collected, under no_grad."""
+        """Updates statistics from the transformed rows that an iteration collected, under no_grad."""
 
     def trains(self, group: str) -> bool:
         """Returns whether the next update trains a group of `update_periods`; if not, the group needs no loss."""
         return (self.num_updates + 1) % self.update_periods.get(group, 1) == 0
 
     def graph_key(self) -> Hashable:
-        """Returns a key of the next update's control flow. Default: the trained groups of `update_periods`.
+        """Returns a key of the next update's control flow. Default: whether it trains each group of `update_periods`.
 
-        One graph is compiled for each key, so train_step and calc_loss must not branch on other state.
+        One graph is compiled for each key, so the key must contain all state on which train_step and calc_loss branch.
         """
         return tuple(map(self.trains, self.update_periods)) or None
 

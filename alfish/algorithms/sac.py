@@ -7,12 +7,12 @@
 
 `train_step` computes the soft value of the next row by `Temperatures.soft`; `calc_loss` computes the target y by
 `values.Scalar.target`, which calls `targets.td_target` and `returns.lambda_return`. The learner takes the mean of each
-loss over rows that train. Each loss trains only the parameter group of the same name (`learner/groups.py`).
+loss over trainable rows. Each loss trains only the parameter group of the same name (`learner/groups.py`).
 
 Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
 
-The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. Only
-row 0 of a window trains, on a return of the window's length.
+The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. The
+losses use only row 0 of a window, with a return of the window's length.
 
 Variants are in `redq` (REDQ and TQC), `retrace`, `recurrent_sac`, `crossq` (CrossQ and XQC) and `flashsac`.
 
@@ -45,7 +45,7 @@ from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, Uni
 
 
 class SACTrain(NamedTuple):
-    """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
+    """Outputs at the T' rows that the losses use: row 0, or with memory all rows but the last."""
 
     q: torch.Tensor  # [E, T', N] or [E, T', N, K] values of the taken action
     following: NextValues  # soft values of rows 1 to L-1, or of the bootstrap row, from the target critics
@@ -61,15 +61,15 @@ class SAC(SoftActor):
     Args:
       actor_encoder: class or factory of the actor's encoder; called with the observation spec.
       actor_mlp: class or factory of the layers after the encoder; called with the encoder's output size.
-      critic: class or factory of the critics; called with (observation_spec, action_size, num_outputs). The result has
-        an `ensemble_size`.
+      critic: class or factory of the critics; called with (observation_spec, action_size, num_outputs). The module
+        that it returns has an attribute `ensemble_size`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps only at the last row, and 0 gives the
         one-step return; None means 1, or 0 in `RecurrentSAC`.
       target_rate: step size of the target critics' updates, in (0, 1]; None means no target critics: the critics
         themselves compute the targets.
       target_period: number of updates of the critics for each update of the target critics.
-      initial_alpha: temperature at the start.
+      initial_alpha: temperature (weight of the entropy) at the start of training.
       learn_alpha: whether temperatures are learned.
       box_target_entropy: target entropy of the Box leaves in nats; None means minus the number of their entries.
       discrete_entropy_fraction: target entropy of the Discrete leaf, as a fraction in [0, 1] of the maximum log n for n
@@ -128,7 +128,7 @@ class SAC(SoftActor):
         if not self.needs_every_row:  # from here L is 2 unless 0 < lambda < 1; `calc_loss` receives all rows
             experience = first_and_bootstrap_rows(experience, self._lambda)
         features, mask = self.window_features(experience), self.discrete_mask(experience.time_step)
-        num_rows = features.critic.shape[0]  # number of rows that train
+        num_rows = features.critic.shape[0]  # number of rows that the losses use
         taken = self.action_space.split(nest.at(experience.action, slice(0, num_rows)))
         with torch.no_grad():
             next_policy = self.policy(features.next_actor, None if mask is None else mask[1:])
@@ -146,7 +146,7 @@ class SAC(SoftActor):
     def next_values(
         self, experience: Experience, features: Features, policy: HybridPolicy, drawn: Choice
     ) -> NextValues:
-        """Returns the values of rows 1 to L-1 for the target, without gradient.
+        """Returns the values of rows 1 to L-1 from which the target y is computed, without gradient.
 
         Args:
           experience: rows `[L, N]`.

@@ -3,7 +3,7 @@
 A mirror M exchanges the left side and the right side of observations and actions, so M M = 1 (the identity).
 
     L = (L_PPO(s, a) + L_PPO(M s, M a)) / 2                    data augmentation
-    L = L + mirror_loss_coef mean (mu(M s) - sg[M mu(s)])^2    mirror loss; mu: mean of the policy's normal
+    L = L + mirror_loss_coef mean (mu(M s) - sg[M mu(s)])^2    mirror loss; mu: mean of the normal policy
 
 A mirrored row has the advantage, the value target and the old log-probability of the original row. `target_kl` and
 KL-adaptive learning rates use the original rows only.
@@ -36,8 +36,8 @@ class Mirror(nn.Module):
     """Mirrors a vector: entry i of the result is `signs[i]` times entry `indices[i]`.
 
     Args:
-      indices: index of the opposite entry for each entry; an entry in the middle has its own index. None means that no
-        entry has an opposite entry.
+      indices: for each entry, index of its opposite entry; an entry without an opposite has its own index. None means
+        that no entry has an opposite.
       signs: sign of each entry: -1 where the quantity changes its sign (a lateral speed, a roll), else 1; None means
         all 1.
 
@@ -91,8 +91,8 @@ class SymmetricTrain(NamedTuple):
 class SymmetricPPO(PPO):
     """PPO on rows and their mirror images; see the module's docstring for the losses.
 
-    A mirror is a function of tensors `[..., *shape]`, such as `@left_right/Mirror()`. For a Dict or Tuple, it is a dict
-    of such functions by the path of a leaf; leaves without a mirror do not change.
+    A mirror is a function of tensors `[..., *shape]`, such as `@left_right/Mirror()`. For a Dict or Tuple space, it is
+    a dict of such functions by the path of a leaf; leaves without a mirror do not change.
 
     Args:
       mirror_observation: mirror of the observations that the networks see, after transforms.
@@ -189,7 +189,7 @@ def _mirror_of(
     """Returns the mirror of a nest.
 
     Raises:
-      UsageError: the spec has no such leaf, or mirroring a random nest twice is not the identity.
+      UsageError: a path in `mirror` is not in the spec, or mirroring a random nest twice is not the identity.
     """
     paths = nest.paths(spec)
     if isinstance(mirror, Mapping):

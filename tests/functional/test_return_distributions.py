@@ -269,7 +269,7 @@ def test_soft_value_and_munchausen_bonus_equal_hand_computed_values():
         (RetraceDQN, CHOICE, {"values": Bins}, "RetraceDQN does not support retrace with Bins"),
         (DQN, CHOICE, {"values": Bins, "lambda_": 0.5}, "DQN.lambda_ is 0.5"),
         (SoftDQN, CHOICE, {"values": Quantiles}, "SoftDQN requires scalar values"),
-        (MunchausenDQN, CHOICE, {"values": LowerBounded}, "MunchausenDQN cannot use lower bounds"),
+        (MunchausenDQN, CHOICE, {"values": LowerBounded}, "MunchausenDQN cannot use @LowerBounded values"),
         (SAC, CHOICE, {"values": Bins}, "SAC does not support discrete actions with Bins"),
     ],
 )

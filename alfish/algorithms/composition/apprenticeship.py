@@ -3,11 +3,10 @@
 Abbeel & Ng, 2004, https://ai.stanford.edu/~ang/papers/icml04-apprentice.pdf, the projection method (section 3.1). The
 listener `alfish.training.apprenticeship.ApprenticeshipRounds` measures the policy, and ends each round.
 
-Differences from the paper: any algorithm may train the policy, and each round continues from the weights of the last
-round; features belong to the observation after a step, in the reward and in the expectations; the projection stays
-within the segment from the mixture to the new expectation, because a policy that is not optimal could move the mixture
-away from the expert. The result is not the mixture of the policies, but the policy whose expectation is nearest to the
-expert's.
+Differences from the paper: any algorithm may train the policy, and each round continues with the policy of the previous
+round; reward and expectations use the features of the observation after a step; the projection stays within the segment
+from the mixture to the new expectation, because a policy that is not optimal could move the mixture away from the
+expert. The result is not the mixture of the policies, but the policy whose expectation is nearest to the expert's.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +81,7 @@ class ApprenticeshipLearning(RewardPart):
       expert: expected discounted sum of the expert's features, `[k]` float64.
       mixture: expected discounted sum of the mixture of all rounds, `[k]` float64.
       weights: weights w of the features, `[k]` float32.
-      num_rounds: number of measured policies, 0-d int64.
+      num_rounds: number of finished rounds, each of which measured one policy, 0-d int64.
     """
 
     name = "appl"
@@ -140,7 +139,7 @@ class ApprenticeshipLearning(RewardPart):
         """Returns the mean over episodes of the discounted sum of features, `[k]` float64.
 
         Args:
-          arrived: observations at which the steps arrive, `[sum of lengths, ...]`, episode after episode.
+          arrived: observation after each step, `[sum of lengths, ...]`, episode after episode.
           lengths: number of steps of each episode. Episodes must be complete.
         """
         phi = self._phi(arrived).double()

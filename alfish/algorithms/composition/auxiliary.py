@@ -34,7 +34,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class FeatureRows(NamedTuple):
-    """Rows of a minibatch that train, `[T', N]`, with their features; T' is 1 without memory."""
+    """Rows of a minibatch that the losses use, `[T', N]`, with their features; T' is 1 without memory."""
 
     features: torch.Tensor  # [T', N, F] outputs of the features' module, with gradient
     step_type: torch.Tensor  # [T', N] int32
@@ -60,8 +60,8 @@ class AuxiliaryLoss(Part):
     def feature_loss(self, rows: FeatureRows) -> LossInfo:
         """Returns the unweighted loss: one number per row, `[T', N]`, or a mean, 0-d.
 
-        The learner masks, weighs and averages a loss per row like the algorithm's loss. A mean must leave out rows that
-        do not train.
+        The learner masks, weighs and averages a loss per row like the algorithm's loss. If this method returns a mean,
+        it must leave out rows that are not trainable.
         """
 
 
@@ -138,8 +138,8 @@ class AuxiliaryLosses(nn.ModuleDict):
 
         Args:
           loss_info: losses of the algorithm; `loss` is a dict.
-          rows: rows that train, with the features of T' or more rows that the features' module returned.
-          progress: progress of training, for schedules of weights.
+          rows: rows of the minibatch and their features. The losses use the first T' rows, as in `loss_info`.
+          progress: progress of training, for schedules of the losses' weights (`coef`).
         """
         assert isinstance(loss_info.loss, dict)
         loss = loss_info.loss.get(self.group)

@@ -53,9 +53,10 @@ class Composed(RLAlgorithm):
 
         reward = extrinsic_coef * environment reward + sum over the parts of coef * part reward
 
-    With `separate_values`, the algorithm receives a vector reward instead: the environment's entries, then one entry
-    for each part. The algorithm learns a value for each entry. `Composed` writes the coefficients into the algorithm's
-    `reward_weights`, which weigh the values. gamma may then be a list.
+    With `separate_values`, the algorithm receives a vector reward instead: the environment's reward (one or more
+    entries), then one entry for each part. The algorithm learns a value for each entry. `Composed` writes the
+    coefficients into the algorithm's `reward_weights`, which weigh the values. The algorithm's `gamma` may then be a
+    list.
 
     Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names. Networks of
     auxiliary losses are in the group of the features.
@@ -64,10 +65,10 @@ class Composed(RLAlgorithm):
       algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
       rewards: classes or factories of reward parts (`@RND`, `@ICM`); called with (observation_spec, action_spec).
       representation: class or factory of the features that replace the algorithm's observations; called with
-        (observation_spec, action_spec). None means no replacement. Parts always see observations.
+        (observation_spec, action_spec). None means no replacement. Other parts always receive the observations.
       extrinsic_coef: weight of the environment's reward; a number or a schedule of progress. With 0, the environment's
         reward is not read.
-      separate_values: whether each part is an entry of a vector reward, with a separate value.
+      separate_values: whether the reward of each part is an entry of a vector reward, with a separate learned value.
       auxiliary_losses: classes or factories of losses on the algorithm's features (`@Reconstruction`, `@CPCA`); called
         with (observation_spec, action_spec, feature_size).
       feature_module: path of the module in the algorithm whose outputs are the features, such as 'q_network.torso';
@@ -195,7 +196,7 @@ class Composed(RLAlgorithm):
         self.algorithm.after_update()
         for part in self._parts().values():
             part.after_update()
-        if self._separates and not self.on_policy:  # an off-policy run can train without collecting
+        if self._separates and not self.on_policy:  # `after_iteration` is not called if no rows are collected
             self._weigh()
 
     def after_iteration(self, experience: Experience) -> None:
@@ -364,7 +365,7 @@ class Composed(RLAlgorithm):
             self.algorithm._share_progress()
 
     def _apply(self, *arguments: Any, **keywords: Any) -> "Composed":
-        super()._apply(*arguments, **keywords)  # this can move the two tensors `progress` to another device
+        super()._apply(*arguments, **keywords)  # a move to another device can make the two `progress` separate tensors
         self._share_progress()
         return self
 

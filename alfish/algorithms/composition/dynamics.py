@@ -32,7 +32,7 @@ class DynamicsModel(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers between encoder and features, and of the hidden layers of both models.
       num_features: number of features in phi.
@@ -67,7 +67,7 @@ class DynamicsModel(nn.Module):
         Args:
           transitions: steps of the environment.
           forward_fraction: weight f of the forward model's loss, in [0, 1]; the inverse loss has weight 1 - f.
-          trains_features: whether the forward model's loss trains the features that it predicts from.
+          trains_features: whether the forward model's loss also trains phi(s), the input of the forward model.
         """
         now, later = map(self.features, (transitions.observation, transitions.next_observation))
         inverse = self.inverse_loss(now, later, transitions.action)

@@ -39,7 +39,7 @@ from alfish.parameters import FiniteFloat, LayerSize, PositiveFloat, UnitInterva
 from alfish.parameters.parts import build_network
 from alfish.parameters.schedules import Schedule
 
-NEVER = -1e9  # log weight of a step that does not train; -inf would give nan gradients if no step trains
+NEVER = -1e9  # log weight of a step that is not trainable; -inf would give nan gradients if no step is trainable
 
 
 @gin.configurable(module="alfish.composition")
@@ -137,7 +137,7 @@ def estimated_log_z(cost: torch.Tensor, log_q: torch.Tensor, trains: torch.Tenso
     Args:
       cost: costs `[K, ...]` of K samples for each step of the minibatch.
       log_q: log-density `[K, ...]` with which the samples were drawn; it needs no gradient.
-      trains: whether each step trains, `[...]` bool; samples of other steps do not count.
+      trains: mask of the trainable steps, `[...]` bool; samples of other steps do not count.
     """
     log_weight = torch.where(trains, -cost - log_q, NEVER)
     log_sum = log_weight.flatten().logsumexp(0)

@@ -69,7 +69,7 @@ class LearnedReward(RewardPart):
 
         Args:
           observation, action: steps `[...]`.
-          trains: whether each step trains, `[...]` bool; None means that all do.
+          trains: mask of the trainable steps, `[...]` bool; None means all steps.
         """
 
     def after_iteration(self, experience: Experience, num_seen: int) -> None:

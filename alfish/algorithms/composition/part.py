@@ -27,14 +27,14 @@ from alfish.transforms import ObservationNormalizer
 class Transitions(NamedTuple):
     """Steps of environments, `[...]`: a row, the action that was executed at the row, and the next row.
 
-    Steps that do not train (`data.trainable`) may hold any finite numbers; rewards and losses of such steps are masked.
+    Steps that are not trainable (`data.trainable`) may hold any finite numbers; their rewards and losses are masked.
     """
 
     observation: Nest  # [...]
     action: Nest  # [...] in the algorithm's units, clipped to its bounds
     next_observation: Nest  # [...]
     next_discount: torch.Tensor  # [...] 0 where the environment terminated
-    trains: torch.Tensor | None = None  # [...] bool, mask of the steps that train; None if no part `reads_policy`
+    trains: torch.Tensor | None = None  # [...] bool, mask of the trainable steps; None if no part `reads_policy`
 
 
 def transitions_of(time_step: TimeStep) -> Transitions:
@@ -51,7 +51,7 @@ class Part(nn.Module, abc.ABC):
 
     Args:
       observation_spec: nest of spaces, after transforms.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
     """
 
     reads_policy = False  # whether the loss is `loss_given_policy`, which reads log-probabilities of actions
@@ -90,7 +90,7 @@ class Part(nn.Module, abc.ABC):
 
         Args:
           experience: rows `[T, B]`, after transforms.
-          num_seen: number of leading rows that were also in the previous call.
+          num_seen: number of first rows that were already in the previous call; statistics must not count them twice.
         """
 
 

@@ -23,7 +23,7 @@ from alfish.transforms import Transforms
 
 
 class Expert(External):
-    """Labels rows with the action to clone. Subclass it for a controller or planner; `PolicyExpert` is a policy.
+    """Labels rows with the action to clone. Subclass it for a controller or planner; use `PolicyExpert` for a policy.
 
     The methods of an expert must be pure, like the hooks of an algorithm: their results depend on arguments and buffers
     only.
@@ -132,7 +132,7 @@ class PolicyExpert(Expert):
         self._compare("action", self._algorithm.action_spec, action_spec)
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Checks the units of actions, which are in the spaces but not in the specs."""
+        """Checks that the action spaces are equal: specs lack the bounds, which are the units of the actions."""
         if self._action_space != action_space:
             raise UsageError(
                 f"the expert {self.name} has the action space {printable(str(self._action_space))}, but this "
@@ -175,7 +175,7 @@ def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
     """Returns the spec of joined leaves; raises UsageError if a leaf is not a vector of floats."""
     for leaf in leaves:
         if not isinstance(leaf, spaces.Box) or leaf.dtype != np.float32 or leaf.shape is None or len(leaf.shape) != 1:
-            raise UsageError(f"the expert {name} should see several leaves joined, but {leaf} is not a float32 vector")
+            raise UsageError(f"the expert {name} sees several leaves joined, but {leaf} is not a float32 vector")
     low, high = (np.concatenate([getattr(leaf, end) for leaf in leaves]) for end in ("low", "high"))
     return spaces.Box(low, high, dtype=np.float32)
 

@@ -50,13 +50,13 @@ class External(nn.Module, abc.ABC):
         if self.reward_spec is None or self.reward_spec == reward_spec:
             return
         if reward_spec is None:
-            why = f"{cause} changes the rewards of this run; leave that out"
+            why = f"{cause} changes the rewards of this run; leave this change out"
         else:
             there, here = printable(str(self.reward_spec)), printable(str(reward_spec))
             why = f"rewards are {there} in its run and {here} in this run; train it in this environment"
         raise UsageError(
-            f"{self.name} reads the previous reward (PreviousStep), but {why}, or train it with PreviousStep.reward = "
-            "False"
+            f"{self.name} reads the previous reward (PreviousStep), but {why}, or train the expert with "
+            "PreviousStep.reward = False"
         )
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
