@@ -11,7 +11,7 @@ from alfish.functional.returns import check_shapes, reverse_scan
 
 
 class VTrace(NamedTuple):
-    """Targets and advantages `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
+    """Targets and advantages `[T-1, B]` or `[T-1, B, R]`, 0 on rows that are not trainable."""
 
     target: torch.Tensor  # targets v_s of the value
     advantage: torch.Tensor  # advantages q - V, for a policy loss with the ratio as a factor
@@ -31,7 +31,7 @@ def vtrace(
 
         rho_t = min(rho_bar, ratio_t),   c_t = min(c_bar, ratio_t)
         delta_t = rho_t (r_{t+1} + g_{t+1} V_{t+1} - V_t)
-        A_t = delta_t + g_{t+1} lambda c_t A_{t+1},   with A = 0 on rows that do not train
+        A_t = delta_t + g_{t+1} lambda c_t A_{t+1},   with A = 0 on rows that are not trainable
         vs_t = V_t + A_t
         q_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda A_{t+1})
 
@@ -39,7 +39,7 @@ def vtrace(
     equals `returns.gae`, and vs equals `returns.lambda_return`.
 
     Args and raises: as for `returns.gae`, and
-      ratio: pi / mu of the action at each row, `[T, B]`; read only on rows that train.
+      ratio: pi / mu of the action at each row, `[T, B]`; read only on trainable rows.
       rho_bar: upper limit of the weight of each step's TD error. If it clips ratios, targets estimate the value of a
         policy between pi and mu, proportional to min(rho_bar mu, pi).
       c_bar: upper limit of the weight of later TD errors; it affects only the speed of convergence.
@@ -72,16 +72,16 @@ def retrace(
 
         G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1}))
 
-    Where row t+1 does not train, the last term is left out.
+    Where row t+1 is not trainable, the term with lambda is left out.
 
     With c = min(1, pi / mu), the targets estimate the values of pi for every mu. Any c in [0, pi / mu] is correct; c =
     0 gives the one-step return. With c = 1 and Q = V the targets equal `returns.lambda_return`.
 
     Args and raises: as for `returns.lambda_return`, and
-      next_q: values Q of the actions taken at rows 1 to T-1, with the shape of `next_value`; read only on rows that
-        train.
+      next_q: values Q of the actions taken at rows 1 to T-1, with the shape of `next_value`; read only on trainable
+        rows.
       next_value: values V of rows 1 to T-1: the means of action values under pi.
-      next_trace: weights c of the actions taken at rows 1 to T-1, `[T-1, B]` in [0, 1]; read only on rows that train.
+      next_trace: weights c of the actions taken at rows 1 to T-1, `[T-1, B]` in [0, 1]; read only on trainable rows.
 
     Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
     """

@@ -26,8 +26,8 @@ from alfish.parameters.parts import bound
 class Distribution(nn.Module, Scalar):
     """Base class of values that describe the distribution of a scalar return by K numbers.
 
-    Only row 0 of a window trains. The target is the sum of discounted rewards up to the bootstrap row of row 0 (see
-    `targets.NextValues`), plus the discounted distribution at the bootstrap row.
+    The loss uses only row 0 of a window. The target is the sum of discounted rewards up to the bootstrap row of row 0
+    (see `targets.NextValues`), plus the discounted distribution at the bootstrap row.
 
     Args:
       gamma: discount per environment step.
@@ -82,8 +82,8 @@ class Distribution(nn.Module, Scalar):
 class Bins(Distribution):
     """Values are logits of K equidistant returns, `[..., K]`, as in C51, REPPO, XQC and FlashSAC.
 
-    A bonus, such as entropy, shifts all returns; a value with a bonus stores it as an additional number,
-    `[..., K + 1]`. A target consists of probabilities of the K returns: each shifted return G is clipped to [low,
+    A bonus, such as entropy, shifts all returns. A value with a bonus is `[..., K + 1]`: the last number is the bonus.
+    A target consists of probabilities of the K returns: each shifted return G is clipped to [low,
     high], and the probability of G is divided between the two neighbouring bins by distance. With `smoothing`, a normal
     distribution around G replaces G (HL-Gauss). Bin k gets the probability of its interval, normalized over all
     intervals:

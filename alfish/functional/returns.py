@@ -1,9 +1,9 @@
 """Returns and advantages: pure functions from `[T, B]` rows to `[T-1, B]`.
 
 Action t leads to reward[t+1], discount[t+1] and the value of row t+1; the reward and discount of row 0 are not read.
-`discount` is gamma times the environment's discount. On rows that do not train (`data.trainable`), returns are 0 and
-traces stop, so that values do not cross episodes. A truncated episode bootstraps from the value of its LAST row; the
-discount of a terminated episode's LAST row is 0.
+`discount` is gamma times the environment's discount. On rows that are not trainable (`data.trainable`), returns are 0
+and traces stop, so that values do not cross episodes. A truncated episode bootstraps from the value of its LAST row;
+the discount of a terminated episode's LAST row is 0.
 
 Rewards, values and discounts are `[T, B]`, or `[T, B, R]` for vector rewards.
 """
@@ -30,7 +30,7 @@ def discounted_return(
       step_type: step types, `[T, B]` int32.
 
     Returns:
-      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that are not trainable.
 
     Raises:
       ValueError: if T < 2, or the shapes of the arguments do not fit together.
@@ -63,7 +63,7 @@ def gae(
     """Returns generalised advantage estimates.
 
         delta_t = r_{t+1} + g_{t+1} v_{t+1} - v_t
-        A_t = delta_t + g_{t+1} lambda A_{t+1},   with A = 0 on rows that do not train
+        A_t = delta_t + g_{t+1} lambda A_{t+1},   with A = 0 on rows that are not trainable
 
     Args, returns and raises: as for `lambda_return`, but with the values of all rows, `[T, B]` or `[T, B, R]`.
 

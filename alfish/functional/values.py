@@ -44,7 +44,7 @@ class Scalar:
     """
 
     num_values: int | None = None  # size of the last dimension, K; None means that values have no such dimension
-    return_gamma: float | None = None  # discount of observed returns if targets read them; else None
+    return_gamma: float | None = None  # discount of the observed returns that targets read; None if they read none
 
     def __init__(self, gamma: float, huber_delta: float | None = None):
         self.gamma: Any = gamma
@@ -267,7 +267,7 @@ def values_of(
       has_bonus: whether the algorithm adds a bonus to its values.
       huber_delta: error beyond which the loss is linear, as in `Scalar`.
       kind: class or factory of the value representation (`Bins`, `Quantiles`, `LowerBounded`); called with gamma;
-        requires a scalar reward. None means expected returns.
+        allowed only for a scalar reward. None means expected returns.
 
     Raises:
       UsageError: the number of discounts or weights differs from the number of entries, a weight would scale a bonus,
