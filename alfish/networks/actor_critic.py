@@ -35,7 +35,7 @@ class ActorCritic(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       reward_spec: spec of the reward; its shape, () or (R,), is the shape of a value.
       actor_torso, critic_torso: classes or factories of the torsos; called with the observation spec. Gin scopes bind
         each torso separately (`@actor/Torso`).

@@ -23,11 +23,12 @@ State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class AttentionWindow(Memory):
     """Attention of each row to the last W rows of its episode, including itself.
 
-    The memory is one pre-norm transformer block: multi-head attention with a learned bias for each distance and head,
-    which encodes positions; then two linear layers with a ReLU and 2 H features in between; both with a residual
-    connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks blocks.
+    The memory is one pre-norm transformer block. Its first part is multi-head attention with a learned bias for each
+    distance and head, which encodes positions. Its second part has two linear layers with a ReLU and 2 H features in
+    between. Each part has a residual connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks
+    blocks.
 
-    The state holds normalized features instead of keys and values. Features take half as much memory, and stay valid
+    The state holds normalized features instead of keys and values. Features take half as much space, and stay valid
     when the weights of keys and values change. These weights also receive gradients from rows before the unroll. A
     single step multiplies the query by the weights of keys, and the weighted sum of rows by the weights of values,
     instead of multiplying each row.

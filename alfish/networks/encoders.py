@@ -94,7 +94,7 @@ class Encoder(nn.Module):
 
 
 def _by_leaf(given: Mapping[str, LeafEncoder | None], paths: Sequence[str]) -> dict[str, LeafEncoder | None]:
-    """Returns the encoder of each leaf. A name is the path of a leaf or of a Dict; the longest match counts."""
+    """Returns the encoder of each leaf. A key is the path of a leaf or of a Dict; the longest match counts."""
     found: dict[str, LeafEncoder | None] = {}
     for name, make in sorted(given.items()):  # a leaf comes after the Dict that it is in
         named = [path for path in paths if path == name or path.startswith(f"{name}.")]

@@ -39,7 +39,7 @@ class PolicyHead(nn.Module):
 
     Args:
       input_size: number of input features.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       gain: gain of the final layer's orthogonal weights; with a small gain, the initial policy is almost uniform, or
         has a mean near 0.
       initial_log_std: initial log standard deviation of normals, in the algorithm's units (half the width of a bounded
@@ -88,10 +88,10 @@ class PolicyHead(nn.Module):
         self._is_bare = isinstance(action_spec, spaces.Space)
 
     def forward(self, features: torch.Tensor, masks: Sequence[torch.Tensor | None] | None = None) -> Distribution:
-        """Returns the distributions for features `[..., input_size]`.
+        """Returns the distributions of the action at each row.
 
         Args:
-          features: features of the rows.
+          features: features of the rows, `[..., input_size]`.
           masks: allowed choices of each leaf (`specs.MaskReader`); None means that all are allowed.
         """
         if masks is None and self._is_bare:

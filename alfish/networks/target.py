@@ -43,7 +43,7 @@ class TargetNetwork(nn.Module):
 
         parameter <- parameter + rate (online parameter - parameter),   at every `period`-th call of `update`
 
-    Buffers are copied. In both networks, parameters stay the same objects, but their memory may move.
+    Buffers are copied. In both networks, parameters stay the same objects, but the addresses of their data may change.
 
     Args:
       online: network to copy; the copy is `self.network`.
@@ -62,8 +62,8 @@ class TargetNetwork(nn.Module):
         self._rate, self._period = rate, period
         self._num_calls = 0
         self._has_buffers = any(True for _ in online.buffers())
-        # Iterating over modules takes longer than moving their parameters, so the tensors of parameters are cached. The
-        # cache is valid while the addresses of the first tensors are unchanged.
+        # Iterating over modules takes longer than updating their parameters, so their tensors are cached. The cache is
+        # valid while the addresses of the first tensors are unchanged.
         self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register the network
         self._firsts: list[nn.Parameter] = []
         self._addresses: list[int] | None = None  # None if nothing is cached
@@ -74,7 +74,7 @@ class TargetNetwork(nn.Module):
         return self.network(*arguments)
 
     def reset(self) -> None:
-        """Copies the network again, for example after its parameters were loaded."""
+        """Copies the online network again, for example after its parameters were loaded."""
         self.network.load_state_dict(self.online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
@@ -116,7 +116,7 @@ class NoTarget:
     """Replaces a TargetNetwork in algorithms without target networks: runs the online network, without gradient.
 
     Args:
-      online: network that takes the place of the target.
+      online: network to run in place of a target network.
     """
 
     def __init__(self, online: nn.Module):
@@ -131,5 +131,5 @@ class NoTarget:
 
 
 def target_of(online: nn.Module, rate: float | None, period: int) -> TargetNetwork | NoTarget:
-    """Returns the target of a network; with `rate` None, the network itself."""
+    """Returns the target network of `online`; if `rate` is None, `NoTarget`, which runs `online` itself."""
     return NoTarget(online) if rate is None else TargetNetwork(online, rate, period)

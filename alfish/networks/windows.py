@@ -1,4 +1,4 @@
-"""Runs networks on windows of rows, from the correct state, with gradients for the rows that train."""
+"""Runs networks on windows of rows, from the correct state, with gradients for the rows that the loss uses."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Ne
 
 
 class Features(NamedTuple):
-    """Inputs of critics and an actor over a window; T' is the number of rows that train, 1 without memory."""
+    """Inputs of critics and an actor over a window; T' is the number of rows that the loss uses, 1 without memory."""
 
     critic: torch.Tensor  # [T', N, ...]
     actor: Nest  # [T', N, ...]
@@ -38,14 +38,14 @@ class Features(NamedTuple):
 
 
 class Window:
-    """Runs networks on the rows of a window that train, and on rows 1 to L-1.
+    """Runs networks on the rows of a window that the loss uses, and on rows 1 to L-1.
 
-    Without memory, row 0 trains, and a network runs over row 0 and over rows 1 to L-1 separately. With memory, all rows
-    but the last train, and a network runs over the whole window, from the stored state.
+    Without memory, the loss uses row 0, and a network runs over row 0 and over rows 1 to L-1 separately. With memory,
+    the loss uses all rows but the last, and a network runs over the whole window, from the stored state.
 
     Args:
       experience: rows `[L, N]`.
-      every_row: whether all rows train except the last, as with memory.
+      every_row: whether the loss uses all rows except the last, as with memory.
 
     Attributes:
       time_step: all rows, `[L, N]`.
@@ -58,7 +58,7 @@ class Window:
             self._now, self._later = nest.split(experience.time_step, 1)
 
     def trained(self, network: Network) -> Any:
-        """Returns the output at the rows that train, `[T', N, ...]`; T' is 1, or L - 1 with memory."""
+        """Returns the output at the rows that the loss uses, `[T', N, ...]`; T' is 1, or L - 1 with memory."""
         if self._every_row:
             return self._run(network, nest.at(self._experience.time_step, slice(0, -1)))
         return network(self._now, self._experience.state)[0]
@@ -85,7 +85,7 @@ def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experien
     """Reduces windows `[L, N]` to row 0 and its bootstrap row, `[2, N]`.
 
     With `lambda_` 0, the return bootstraps from row 1. With `lambda_` 1, the return bootstraps from the first row after
-    row 0 that does not train, or from the last row if all rows train. For other `lambda_`, the return reads all rows,
+    row 0 that is not trainable, or else from the last row. For other `lambda_`, the return reads all rows,
     and windows are returned unchanged.
     """
     step_type = experience.time_step.step_type
@@ -97,7 +97,7 @@ def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experien
         kept = nest.at(rows, slice(0, 2))
     else:
         row = torch.arange(1, length - 1, device=step_type.device).unsqueeze(1)
-        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N] first untrained row, or L-1
+        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N] first row not trainable, or L-1
         column = torch.arange(end.shape[0], device=end.device)
         kept = nest.at(rows, (torch.stack([torch.zeros_like(end), end]), column))
     time_step, action, info, return_to_go = kept

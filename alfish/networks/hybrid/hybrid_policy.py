@@ -37,7 +37,7 @@ class HybridSpace:
     """An action nest of Box leaves and at most one Discrete leaf; `specs.check_hybrid_action` refuses other nests.
 
     Args:
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
     """
 
     def __init__(self, action_spec: Nest):
