@@ -182,8 +182,8 @@ class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted running returns, and clips the result.
 
     The running return of an environment is updated as R <- gamma R + r, from 0 at each episode's start. The return is
-    stored by `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Entries of a
-    vector reward have separate standard deviations.
+    stored by `env_id`, so an environment may be in another column of the next unroll. The mean is not subtracted.
+    Entries of a vector reward have separate standard deviations.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -327,8 +327,8 @@ def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[Any]:
     """Returns groups of columns to process one after another; the columns of a group have distinct environments.
 
-    An asynchronous unroll may have several columns of an environment, where each continues the previous column. Rows on
-    a device form a single group, because each column is assumed to be a different environment of tensors.
+    An asynchronous unroll may have several columns of an environment, where each continues the previous column. Rows
+    outside the CPU's memory form a single group, because their columns are assumed to be distinct environments.
 
     Args:
       env_id: global ids of the environments, `[B]` int64.

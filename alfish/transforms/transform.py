@@ -50,7 +50,8 @@ class Transform(nn.Module):
         on the host even if the statistics are on a GPU.
       augments: whether `transform` changes rows at random, and `forward` does not; for off-policy training only.
       encodes: whether the transform defines only `encode`, which changes observations once, before their row is stored.
-      source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.
+      source: part of another run from which a new run reads the transform's `encoder`, such as
+        'network.actor_torso.encoder.encoders.0@runs/x'; None if the encoder is not read from another run.
       is_calibrated: whether the statistics are those of another run, so that rows do not change them.
     """
 
@@ -118,7 +119,7 @@ class Transforms(nn.Module):
       factories: classes or factories of transforms; called with (observation_spec, reward_spec) and, if they have such
         a parameter, `action_spec`.
       observation_spec, reward_spec: specs of raw rows.
-      action_spec: canonical action nest; None if no transform takes it.
+      action_spec: canonical spec of the actions, see `alfish.specs`; None if no transform takes it.
 
     Attributes:
       raw_observation_spec, raw_reward_spec: specs of the environment's rows.
@@ -221,19 +222,19 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, already counted."""
+        """Updates all statistics with raw rows `[T, B]` on any device; the first `num_seen` are already counted."""
         device, origin = next(self.buffers(), time_step.step_type).device, time_step.step_type.device
         self._keeper.remember()
         raw: TimeStep | None = time_step  # raw rows; None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
             if transform.observes_rewards:
-                # On the host if the rows come from there: they may have several columns of an environment, whose ids
-                # `RewardNormalizer` reads, and reading from a GPU would wait for the updates.
+                # Rows that come from the host stay there. Several of their columns may be one environment, so
+                # `RewardNormalizer` reads their ids, and reading from a GPU would wait for the updates.
                 seen = nest.to(time_step, origin) if raw is None else raw
             else:
                 seen = time_step = nest.to(time_step, device)
             if transform is not self.others[-1]:
-                # The next transform observes rows that this transform changes with its statistics before the update.
+                # The next transform observes the output of this transform, made with the statistics before this update.
                 time_step = transform.transform(*nest.to((time_step, before), device))
                 raw = None if transform.changes_rewards else raw
             if not transform.is_calibrated:
