@@ -31,7 +31,7 @@ class ArrivedRows(NamedTuple):
 
     reward: torch.Tensor  # float64
     index: torch.Tensor  # type: ignore[assignment]  # float64, index in the episode, from 0; -1 if FIRST is missing
-    arrived: torch.Tensor  # bool, True
+    arrived: torch.Tensor  # bool, True for all
 
     def power(self, base: float, offset: int = 0) -> torch.Tensor:
         """Returns `base` to the power of `index + offset`, see `StepBatch.power`."""

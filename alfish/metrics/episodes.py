@@ -33,7 +33,7 @@ class EpisodeMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        """Returns what each step adds to its episode's total, `[T, B]` float64; entries of other rows are not read."""
+        """Returns what each step adds to its episode's total, `[T, B]` float64; only `counted` rows are read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Returns the values `[E]` of episodes from their totals (`[E]` float64) and lengths (`[E]` int)."""

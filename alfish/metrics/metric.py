@@ -28,7 +28,7 @@ class Metric(Protocol):
 
     @abc.abstractmethod
     def update(self, rows: StepBatch) -> None:
-        """Adds the rows that follow those of the last call."""
+        """Adds the rows that follow the rows of the previous call."""
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class MovingWindow:
             return float(self._values.mean()), variance
 
     def result(self, name: str) -> dict[str, float]:
-        """Returns the mean, the number of its values (`/n`), and, unless 0, of nonfinite values (`/nonfinite`)."""
+        """Returns the mean, the number of averaged values (`/n`), and, if not 0, of nonfinite values (`/nonfinite`)."""
         result = {}
         if len(self._values):
             with np.errstate(over="ignore"):
@@ -118,12 +118,12 @@ class Summed(Protocol):
     num_rewards: int  # number of newest rewards that the metric reads
 
     def add(self, sums: StepSums) -> None:
-        """Adds the steps of an unroll that follow those of the last call."""
+        """Adds the sums of the unroll that follows the unroll of the previous call."""
 
 
 @runtime_checkable
 class SummedByEpisode(SummedMetric, Protocol):
-    """A metric of sums over episodes; `EpisodeSums` computes it if it takes tensors."""
+    """A metric of sums over episodes; `EpisodeSums` computes the metric if `takes_tensors` is True."""
 
     takes_tensors: bool
     window: MovingWindow
@@ -252,7 +252,7 @@ class Metrics:
         return OpenEpisodes(length, tuple(torch.from_numpy(array.copy()).to(device) for array in arrays))
 
     def add(self, sums: StepSums) -> None:
-        """Adds an unroll whose rows were summed by the result of `episode_sums`."""
+        """Adds an unroll whose rows were summed by the object that `episode_sums` returned."""
         self._flush()
         for metric in self._by_step():
             metric.add(sums)

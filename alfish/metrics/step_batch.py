@@ -12,7 +12,7 @@ from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
 
-InfoRow = tuple[int, dict]  # row t, and its vector info
+InfoRow = tuple[int, dict]  # index t of a row, and the row's info, a dict of arrays [B, ...]
 
 
 def own_info(info: Mapping[str, Any]) -> dict:
