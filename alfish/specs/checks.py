@@ -71,7 +71,7 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
 
     Args:
       name: name of the parameter that requires a finite number of choices.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
     """
     for path, leaf in nest.named_leaves(action_spec, "action"):
         if isinstance(leaf, spaces.Box):
@@ -95,7 +95,7 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
     Args:
       reason: beginning of the message: the reason why bounds are needed.
       path: path of the leaf in the action.
-      leaf: leaf of a canonical action nest.
+      leaf: leaf of a canonical action spec.
       instead: name of an algorithm that needs no bounds.
     """
     if isinstance(leaf, spaces.Box) and not is_bounded(leaf):
@@ -110,7 +110,7 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
 
     Args:
       name: name of the algorithm.
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
     """
     named = nest.named_leaves(action_spec, "action")
     for path, leaf in named:
@@ -127,7 +127,7 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
 
 
 def outside(value: Any, space: spaces.Space, name: str) -> str | None:
-    """Returns a sentence about the first part of a value outside its space; None if the value is in the space.
+    """Returns a sentence about the first part of a value that is outside its space; None if no part is outside.
 
     Floats may exceed their bounds by `ROUNDING`.
 

@@ -1,4 +1,4 @@
-"""The specs of an environment's spaces and rewards, and values of a spec."""
+"""The specs of an environment's spaces and rewards, and zeros and random samples of a spec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from alfish.specs.checks import check_learnable
 from alfish.specs.masks import uniform_action
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
-# Suffixes of names of metrics and evaluation results, which are not allowed as names of entries.
+# Suffixes of names of metrics and evaluation results; entries of a reward must not have these names.
 TAKEN = ("n", "nonfinite")
 
 
@@ -88,7 +88,7 @@ def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | N
     If an entry of a Box lacks a bound, it is drawn from [-1, 1], shifted if necessary to respect the other bound.
 
     Args:
-      spec: canonical action nest.
+      spec: canonical spec of the actions.
       batch_size: number of rows, B.
       masks: allowed choices of each leaf, see `MaskLayout.split`; None means all.
     """

@@ -42,7 +42,7 @@ class MaskLayout:
     """Positions of an action's choices in its mask.
 
     Args:
-      action_spec: canonical action nest.
+      action_spec: canonical spec of the actions, see `alfish.specs`.
       size: number of entries of the mask; stored as an attribute.
       name: name of the mask, for messages.
 
@@ -112,7 +112,7 @@ class MaskReader:
     """Reads the action mask in observations.
 
     Args:
-      path: keys of the mask in the observation.
+      path: keys that lead to the mask in the observation, such as ('task', 'mask').
       layout: positions of the choices in the mask.
     """
 

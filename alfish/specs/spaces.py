@@ -14,7 +14,7 @@ LARGEST_BOUND = 1e30  # a bound of at least this magnitude means no bound; some 
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
-    """Returns the nest of `function(leaf, *values)` over the leaves of a space and the values at the same places."""
+    """Returns the nest of `function(leaf, *values)` over the leaves of a space and the values at the same paths."""
     if isinstance(space, spaces.Dict):
         return {key: map_space(function, child, *(value[key] for value in values)) for key, child in space.items()}
     if isinstance(space, spaces.Tuple):
