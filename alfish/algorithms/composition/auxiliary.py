@@ -1,4 +1,4 @@
-"""Auxiliary losses: losses on the features that an algorithm computes in its own pass over a minibatch.
+"""Auxiliary losses: losses on the features that an algorithm computes in its forward pass over a minibatch.
 
     loss of the features' group = algorithm's loss + sum over the auxiliary losses of coef * auxiliary loss
 
