@@ -42,7 +42,7 @@ def first_compiled_update(work: float) -> int:
 
 
 def saved_seconds(num_updates: float, work: float) -> float:
-    """Returns the seconds that compiled updates save in comparison with plain updates; negative if they take longer."""
+    """Returns the seconds that `num_updates` compiled updates save in comparison with plain updates."""
     return num_updates * (PLAIN_SECONDS - COMPILED_SECONDS + work * (PLAIN_SECONDS_OF_ONE - COMPILED_SECONDS_OF_ONE))
 
 
@@ -68,7 +68,8 @@ class CompiledLater:
     Args:
       plain: plain updates, used before the switch.
       compiled: compiled updates, used after the switch.
-      first: number of updates after which the learner switches. A run that is resumed later compiles at once.
+      first: number of updates after which the learner switches. A run that has made more updates when it is resumed
+        compiles at once.
       pays_in_foreground: whether to compile in this process if the update cannot be sent to another process.
       log: function that is called with a message when compilation begins, and when the graph is first used.
     """
@@ -114,7 +115,7 @@ class CompiledLater:
             self._waited = time.perf_counter() - began
 
     def finished(self, updates: int) -> CompiledUpdates:
-        """Returns the compiled updates; see `wait`.
+        """Returns the compiled updates, with the graphs from the other process; call `wait` first.
 
         Raises:
           NotCompilable, TorchChanged: the update cannot be compiled; use plain updates.

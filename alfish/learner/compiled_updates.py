@@ -159,7 +159,8 @@ class CompiledUpdates:
             holds = self._records and isinstance(chunk.source, Batch)  # the rows of a ring stay where they are
             self._last, self._source = chunk.source, self._hold(chunk.source) if holds else chunk.source
             self._rows, structure = nest.flatten(self._source)
-            # Rows of one form may be prepared by two hooks, which return an info of different types.
+            # The structure is part of the key, because two hooks may prepare rows of the same shapes, but return infos
+            # of different types.
             layout = structure, *((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
             self._layout = self._layouts.setdefault(layout, len(self._layouts))
         at = nest.leaves(index)
@@ -284,7 +285,7 @@ class CompiledUpdates:
 def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
     """Returns a chunk that has the same shapes in every update, and the index of the minibatch in this chunk.
 
-    If the given chunk changes its shapes, the result is a chunk of the minibatch only.
+    If the shapes of chunks differ (`is_steady` is False), the result is a chunk that contains only the minibatch.
     """
     return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 

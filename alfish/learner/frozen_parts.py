@@ -64,7 +64,7 @@ def split(
 ) -> dict[str, dict[str, list[nn.Parameter]]]:
     """Returns the parameters of each group, divided into parts.
 
-    The name of a part is `group/part`. Parameters outside the parts have the group's name.
+    In the dict of a group, parts have the keys `group/part`. Parameters outside all parts have the group's name as key.
 
     A parameter in several parts belongs to the part with the longest name.
 

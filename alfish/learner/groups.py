@@ -122,7 +122,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
 
 
 def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, ParameterGroup]) -> dict[str, list[Projected]]:
-    """Returns the layers of each group whose weights are projected to a fixed norm after the group's updates."""
+    """Returns, for each group, the layers whose weights are projected to a fixed norm after the group's updates."""
     group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
     found: dict[str, list[Projected]] = {}
     for layer in algorithm.modules():

@@ -1,6 +1,6 @@
 """Learning rates that follow the KL divergence between the policy of the rollout and the policy in training.
 
-A rate is a 0-d tensor on the algorithm's device. So the host does not wait for a GPU to learn the rate, and compiled
+A rate is a 0-d tensor on the algorithm's device. So the host does not wait for a GPU to read the rate, and compiled
 updates and CUDA graphs can change the rate.
 """
 

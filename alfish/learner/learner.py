@@ -65,23 +65,23 @@ class Learner:
         each of these updates is skipped.
       compile: whether to compile the whole update as one graph. 'auto' compiles if the run is long enough to save time;
         a budget in seconds must be at least 300. On a CPU with one learner, another process compiles while plain
-        updates continue; the first compiled update depends on the configuration only. True compiles at the first batch,
-        while training waits for 10 to 15 seconds, or for 3 seconds if the cache has the graph. If the hooks cannot be
-        compiled, a warning is logged, and updates run without compilation.
-      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph; each update's rows are first copied
-        to fixed memory. Has no effect with several learners.
+        updates continue; the number of plain updates depends on the configuration only. True compiles at the first
+        batch, while training waits for 10 to 15 seconds, or for 3 seconds if the cache has the graph. If the hooks
+        cannot be compiled, a warning is logged, and updates run without compilation.
+      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph. Rows that are not in a replay ring
+        are first copied to fixed memory. Has no effect with several learners.
       precision: precision of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
 
     Attributes:
       frozen: parts that do not train.
       learning_rates: schedule of each optimizer's learning rate, by the optimizer's name.
-      updates: number of updates so far. On a GPU, updates that a stop skipped are included until the next call of
-        `train`; a call with `summarize` subtracts them at once.
+      updates: number of updates so far. On a GPU, updates that `LossInfo.stop` skipped are included until the next call
+        of `train`; a call with `summarize` subtracts them at once.
       is_small: whether several learners save no time because an update is small; set by `plan`.
       log: function that is called with messages about compilation.
-      before_update: function that is called before each update of `train` with `summarize`; its arguments are the rows
-        and the index of the minibatch. The function may return a second function, which is called after the update if
-        the algorithm does not request a stop. None means no function.
+      before_update: function that is called before each update of `train` with `summarize`; its arguments are a chunk
+        of minibatches and the index of the minibatch in it. The function may return a second function, which is called
+        after the update if the algorithm does not request a stop. None means no function.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class Learner:
         """Waits for compilation and switches to compiled updates. Call it only if `is_switching`.
 
         Args:
-          waiting: function that makes the context of the wait, which may end the wait at a signal.
+          waiting: function that returns a context manager; the wait takes place in its context, so that a signal may
+            end the wait.
         """
         assert isinstance(self._compiled, CompiledLater)
         try:
@@ -245,7 +246,7 @@ class Learner:
         return found
 
     def num_loss_rows(self, batch: Batch) -> int:
-        """Returns the number of leading rows of a batch that have a loss: 1 in windows without memory.
+        """Returns how many leading rows of a batch have a loss; without memory, only row 0 has one.
 
         Random states stay unchanged.
         """

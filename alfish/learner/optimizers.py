@@ -1,4 +1,4 @@
-"""Optimizers of flat vectors. A parameter group has one vector for each dtype, with its gradient in `.grad`.
+"""Optimizers of flat vectors. An optimizer has one vector for each dtype of its parameters, with a gradient in `.grad`.
 
 An update with a non-finite loss or gradient must change nothing. On a CPU, the learner does not call `step` for such an
 update. On a GPU, the learner would have to wait for the device to know this. So `step` takes a flag as a tensor,
@@ -318,7 +318,7 @@ def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) ->
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
-    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, always by the same one of torch's two formulas."""
+    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, only by one of the two formulas of torch's lerp."""
     if isinstance(rate, torch.Tensor):
         average.add_((value - average) * rate)
     else:

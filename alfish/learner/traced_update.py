@@ -23,9 +23,9 @@ class TracedUpdate:
 
     Attributes:
       optimizers: optimizers that can be part of a graph, by name.
-      tensors: first argument: tensors that an update reads and writes in place. They are never replaced by other
-        tensors.
-      num_coefficients: length of the second argument: number of coefficients of all optimizers.
+      tensors: value for `tensors` in the argument: tensors that an update reads and writes in place. They are never
+        replaced by other tensors.
+      num_coefficients: length of `coefficients` in the argument: number of coefficients of all optimizers.
       notes: names of the groups with a loss, in order; known after the first call.
     """
 

@@ -8,8 +8,8 @@ import torch
 from alfish.learner.updates import UpdateStats
 from alfish.processes import replicas
 
-# Number of records that are kept before they are added to the sums. Many small tensors of records fragment the memory
-# of an update's large tensors: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
+# Number of records that are kept before they are added to the sums. The many small tensors of records fragment the
+# memory in which updates allocate large tensors: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
 MAX_RECORDS = 64
 
 
@@ -24,7 +24,7 @@ class UpdateMeans:
         self._num_groups = len(groups)
         self._records: list[UpdateStats] = []  # records that are not yet added to the sums
         self._sums: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
-        self._extras: set[str] = set()  # keys of extras, some of which may have no rows
+        self._extras: set[str] = set()  # keys from `LossInfo.extra`; the count of such a key may be 0
 
     def add(self, records: Iterable[UpdateStats]) -> None:
         """Adds records. Whenever `MAX_RECORDS` are collected, adds them to the sums."""
@@ -93,7 +93,7 @@ class UpdateMeans:
         fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
         if not fits or not all(pair.shape == (2,) for pair in sums.values()):
             raise ValueError("a tensor of the saved means over updates has a wrong shape")
-        # The numbers of a key may be in other records than before, because their sum depends only on their order.
+        # The numbers of a key may move to other records. Their sum does not change, because the order is kept.
         for key, rows in extras.items():
             for record, row in zip(records, rows):
                 record.extra[key] = row

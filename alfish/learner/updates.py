@@ -32,8 +32,8 @@ OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # a s
 
 EARLY = 10  # each group must have a loss in at least one of the first EARLY x (largest update period) updates
 
-# Weight of the largest priority of a row in the priority of a window; the rest is the weight of the mean over rows
-# (Kapturowski et al., 2019, section 2.3).
+# Weight of the largest row priority in the priority of a window; the weight of the mean row priority is
+# 1 - LARGEST_FRACTION (Kapturowski et al., 2019, section 2.3).
 LARGEST_FRACTION = 0.9
 
 
@@ -42,7 +42,7 @@ class UpdateStats(NamedTuple):
 
     groups: list[str]  # groups with a loss in this update
     total: torch.Tensor  # see `Gradients`
-    extra: dict[str, torch.Tensor]  # [2] each: the sum over trainable rows, and their number
+    extra: dict[str, torch.Tensor]  # [2] by name: the sum over trainable rows, and the number of these rows
     priority: torch.Tensor | None = None  # [N], if windows were drawn by priority
 
 
@@ -52,13 +52,13 @@ class Means(NamedTuple):
     losses: dict[str, torch.Tensor]  # 0-d loss of each group
     stop: torch.Tensor | None  # 0-d mean of `LossInfo.stop`
     kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
-    num_rows: torch.Tensor | None  # numbers of rows of the losses, of `stop` and of `kl`; None with one learner
+    num_rows: torch.Tensor | None  # number of rows in each loss, in `stop` and in `kl`; None with one learner
 
 
 class Gradients(NamedTuple):
     """Gradients of one batch, with their norms and losses."""
 
-    by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
+    by_group: dict[str, list[torch.Tensor]]  # clipped gradients, laid out like `ParameterGroup.flat`
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1 if `total` is finite, else 0, which skips the update
     stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it never does
@@ -134,7 +134,7 @@ class Updates:
         Args:
           chunk: rows and the minibatches in them.
           index: an entry of `chunk.minibatches()`.
-          learning_rate: learning rate of each optimizer, by name; a factor if the optimizer has a KL-adaptive rate.
+          learning_rate: learning rate of each optimizer, by name; multiplied by the KL-adaptive rate if there is one.
           summarize: whether to compute `extra` of the result.
 
         Returns:
@@ -192,7 +192,7 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the statistics of an update; if a stop skipped the update, nan or 0 replaces each of them."""
+        """Returns the statistics of an update; if a stop skipped the update, each statistic is replaced by nan or 0."""
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
@@ -216,7 +216,7 @@ class Updates:
     def settle(self) -> int:
         """Returns the number of updates since the last call that a stop skipped on a GPU.
 
-        This method subtracts them from the optimizers' counts. The caller corrects its own count of updates.
+        This method subtracts these updates from the optimizers' step counts. The caller must correct its own count.
         """
         if not self._may_have_stopped or self._noted is None:
             return 0
@@ -407,7 +407,7 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
     """Returns `LossInfo.extra` as `UpdateStats.extra`; a 0-d tensor counts as one row.
 
     Raises:
-      UsageError: an entry is not a tensor, has other rows than the batch, or has the name of a scalar of the learner.
+      UsageError: an entry is not a tensor, does not have the batch's rows, or has the name of a scalar of the learner.
     """
     sums = {}
     for name, value in (loss_info.extra or {}).items():

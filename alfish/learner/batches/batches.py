@@ -26,8 +26,8 @@ class Minibatches(NamedTuple):
         windows each. None means one minibatch of all rows.
       is_steady: whether the leaves of `source` have the same shapes in every chunk, so that one graph can gather all
         minibatches.
-      update_priorities: function that is called with `LossInfo.priority` of the trained minibatches, in order; None
-        means that priorities are not used.
+      update_priorities: function that is called with the priorities of windows, `[N]` for each trained minibatch, in
+        order; None means that priorities are not used.
     """
 
     source: Batch | ReplayView
@@ -70,7 +70,7 @@ class Batches(abc.ABC):
     rows_per_update = 1
 
     def plan(self, num_env_steps: float) -> None:
-        """Sets what depends on the length of the run. Default: does nothing.
+        """Sets attributes that depend on the length of the run. Default: does nothing.
 
         Args:
           num_env_steps: number of environment steps of all learners that the budget allows; inf if the budget does not
@@ -99,7 +99,7 @@ class Batches(abc.ABC):
         """
 
     def rest(self) -> int:
-        """Returns the number of updates of an iteration that only makes offline updates.
+        """Returns the number of updates of the next iteration if it makes only offline updates.
 
         Each of these updates counts as a step of the run's clock. 0 means that the next iteration steps environments.
         """
@@ -110,7 +110,7 @@ class Batches(abc.ABC):
         return False
 
     def resume_without_rows(self, steps: int) -> int | None:
-        """Continues a run whose rows of replay are missing: collects rows before training. Default: does nothing.
+        """Prepares a run without its saved replay rows to collect rows before training. Default: does nothing.
 
         Args:
           steps: clock steps of the run.
@@ -135,7 +135,7 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def add(self, experience: Experience) -> None:
-        """Adds an unroll of rows before transforms. Its leaves are arrays or tensors."""
+        """Adds an unroll of raw rows, which transforms have not changed yet. Its leaves are arrays or tensors."""
 
     @abc.abstractmethod
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:

@@ -167,7 +167,7 @@ class EpochBatches(Batches):
         ends = self._experience.ends
         if not for_graph or ends is None or replicas.is_joined():
             return self._batch(self._experience)
-        # On a GPU, the host would wait for this value, so the longer graph is used.
+        # On a GPU, the host would have to wait for this value, so `_graph` is used.
         is_short = ends.ended.device.type == "cpu" and int(ends.ended.sum(0).max()) <= _few_ends(len(ends.ended))
         prepare = self._short_graph if is_short else self._graph
         return prepare((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))

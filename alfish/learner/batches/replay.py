@@ -52,7 +52,7 @@ class ReplayBatches(SequenceBatches):
       warmup_env_steps: number of environment steps before the first update. Until then, actions are the algorithm's
         `random_action`, uniform by default; after offline updates, they are the policy's actions. Updates that become
         due before replay holds a batch are made as soon as replay holds one. None means a tenth of the budget's
-        environment steps, but at least one batch and at most 10,000 steps; 1000 if the budget does not limit steps; and
+        environment steps, at most 10,000, or 1000 if the budget does not limit steps; but at least `batch_size`, and
         never more than the capacity.
       state_period: number of rows between two stored recurrent states of an environment; windows start at rows with a
         stored state. Used with memory only.
@@ -73,8 +73,8 @@ class ReplayBatches(SequenceBatches):
       directory: directory for memory-mapped files of the rows, whose disk space is reserved at the start; None means
         that rows are in memory.
       save: whether checkpoints save the rows. If False, a resumed run collects new rows before it trains. The number of
-        environment steps is the largest of three numbers: the rest of the warm-up, the length of the warm-up limited to
-        a tenth of the remaining budget, and the number of steps for a batch.
+        environment steps for this is the largest of three numbers: the rest of the warm-up; the length of the warm-up,
+        limited to a tenth of the remaining budget; and the number of steps after which a batch can be drawn.
     """
 
     on_policy = False
@@ -154,7 +154,7 @@ class ReplayBatches(SequenceBatches):
         needed = num_rows + transforms.look_back
         if state_period is not None:
             # A state is stored for the first unroll that begins in each block of `state_period` rows. If replay lacks
-            # the rows before it that transforms read, windows can begin only at the state of the next block.
+            # the earlier rows that transforms read, windows cannot begin at this state, only at that of the next block.
             needed += state_period + (math.ceil(unroll_length) if transforms.look_back else 0)
         needed *= num_envs
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
@@ -267,7 +267,7 @@ class ReplayBatches(SequenceBatches):
                 count = min(due, self._max_chunk_size)
                 yield self._chunk(parts, count, for_graph)
                 due -= count
-        finally:  # also if `LossInfo.stop` ends the updates of this iteration, which are not made later
+        finally:  # also if `LossInfo.stop` ends the updates of this iteration; the remaining ones are never made
             if clears:
                 self.buffer.clear()
                 schedule.can_draw = False

@@ -211,7 +211,7 @@ class SequenceBatches(Batches):
         asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
         if needs.return_gamma is not None:
             asked["return_gamma"] = needs.return_gamma
-        if algorithm.action_masks is not None:  # data without masks then get masks
+        if algorithm.action_masks is not None:  # with these spaces, data without action masks get masks
             asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
         buffer = build(make_buffer, OfflineBuffer, "the buffer of recorded rows", **asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-# Default warm-up in environment steps: the limit of a tenth of the budget, and the value without a budget in steps.
+# Default warm-up in environment steps: the upper limit of a tenth of the budget; and the value if the budget does not
+# limit steps.
 MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000
 
 
