@@ -36,7 +36,7 @@ class GamesByPolicy:
     """Games in the form of an environment for several policies, with spaces for each policy.
 
     Args:
-      games: games.
+      games: games that the policies play.
       groups: group of each policy's agents, by the policy's name.
 
     Attributes:
@@ -184,8 +184,8 @@ class JointBatches:
 
     def add(self, experience: Mapping[str, Experience]) -> None:
         for member in self._trained():
-            # Replay stores every row, so that it has no gaps. On-policy, an unroll of a policy that does not train now
-            # is dropped.
+            # If a policy does not train now, replay stores its rows nevertheless, so that episodes have no gaps.
+            # On-policy, its unroll is dropped.
             if member.is_training or not member.algorithm.on_policy:
                 with member.stream:
                     member.batches.add(experience[member.name])

@@ -157,7 +157,7 @@ class GameUnroller(Unroller):
             self.games.set_progress(self._algorithm.progress_number())
 
     def _is_played(self, player: Player) -> np.ndarray | None:
-        """Returns a mask `[columns]` of the columns that a policy plays now, in its group; None if they are fixed."""
+        """Returns a mask of the group's columns that a policy plays now; None if each agent has only one policy."""
         if self.lineup.is_fixed:
             return None
         return self.lineup.playing[self.lineup.group[player.name]] == self.lineup.names.index(player.name)
@@ -192,7 +192,7 @@ class GameUnroller(Unroller):
 
 
 def _own_info(info: dict[str, Any], columns: Any, is_played: np.ndarray | None) -> dict[str, Any]:
-    """Returns the info of some columns; marks entries of columns that are not played as missing."""
+    """Returns the info of some columns; marks entries of columns that the policy does not play as missing."""
     if not info or (type(columns) is slice and is_played is None):
         return info
     found: dict[str, Any] = {}

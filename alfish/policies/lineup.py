@@ -143,7 +143,7 @@ class Lineup:
         return float(sum(shares)) * self._games.groups[key].num_games
 
     def _share(self, number: int, key: str, agent: int) -> float:
-        """Returns the probability that a policy plays an agent, which must be one that it may play."""
+        """Returns the probability that a policy plays an agent; the policy must be a candidate for the agent."""
         able = self._able[key][agent]
         drawn = float(self._probabilities(able)[able.index(number)])
         required = self._required

@@ -68,7 +68,7 @@ class PolicySettings:
 
 
 def settings_of(name: str) -> PolicySettings:
-    """Returns the settings of a policy; those of past0 that are not bound in its scope come from the scope `past`."""
+    """Returns the settings of a policy; settings of past0 that its scope does not bind come from the scope `past`."""
     with gin.config_scope(name):
         own = build(PolicySettings, PolicySettings, f"{name}/PolicySettings")
     family = family_of(name)
@@ -108,7 +108,7 @@ class Member:
       lineup: lineup of all policies.
       games: games to play.
       defaults: values of `Trainer` for settings that a policy may override.
-      metrics: factories of metrics; None means `DEFAULT_METRICS`.
+      metrics: factories of the policy's metrics.
       seed: seed of the run.
       device: device of the networks.
       progress: progress of the run, shared by all policies, float64 0-d.

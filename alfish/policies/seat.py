@@ -52,9 +52,9 @@ class Columns(Environment):
 class Seat(SyncUnroller):
     """Acts for one policy in the columns that it may play.
 
-    The unroller calls `begin`, then `choose` and `arrive` for each step, then `finish`. During these calls except
-    `arrive`, it activates `stream`. Where another policy plays a column, or an agent has no row, the row is PAD. At the
-    end of an unroll, PAD rows are moved to the ends of columns.
+    The unroller calls `begin`, then `choose` and `arrive` for each step, then `finish`. It activates `stream` during
+    each of these calls, except `arrive`. Where another policy plays a column, or an agent has no row, the row is PAD.
+    At the end of an unroll, PAD rows are moved to the ends of columns.
 
     A row whose action was executed trains in exactly one unroll, also on-policy. If the next row comes in a later
     unroll, because other agents have their turns, the later unroll begins with the waiting row.
@@ -204,7 +204,7 @@ class Seat(SyncUnroller):
         return rows[0], list(rows[1:])
 
     def _keep_waiting(self, rows: Nest, is_absent: np.ndarray) -> None:
-        """Keeps the last row of each column without a newest row, if the action chosen in this row was executed."""
+        """In columns without a row in the newest step, keeps the last row if the action chosen in it was executed."""
         step_type = rows[0].step_type
         number = (step_type != StepType.PAD).sum(0)
         last = nest.at(rows, (np.maximum(number - 1, 0), np.arange(len(number))))
