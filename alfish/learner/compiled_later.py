@@ -68,8 +68,7 @@ class CompiledLater:
     Args:
       plain: plain updates, used before the switch.
       compiled: compiled updates, used after the switch.
-      first: number of updates after which the learner switches. A run that has made more updates when it is resumed
-        compiles at once.
+      first: number of updates after which the learner switches; a run that is resumed after them compiles at once.
       pays_in_foreground: whether to compile in this process if the update cannot be sent to another process.
       log: function that is called with a message when compilation begins, and when the graph is first used.
     """

@@ -58,7 +58,7 @@ class ApprenticeshipRounds(Listener):
         self._seed = seed
         self._epsilon = epsilon
         self._evaluator: Evaluator | None = None
-        self._last: int | None = None  # clock of the newest round
+        self._last: int | None = None  # clock steps at the end of the newest round
         self._nearest: dict[str, Any] | None = None  # distance, round, and tensors of the nearest policy so far
         self._trained: dict[str, torch.Tensor] | None = None  # tensors of the trained policy, if it was replaced
 

@@ -134,7 +134,7 @@ class Evaluator:
             `predict_step`.
           env_steps: number of environment steps of the policy's training, copied into the result.
           on_row: function that is called after every reset and step (for films).
-          values: whether rows have values, which requires an additional call of the networks for each row.
+          values: whether `on_row` receives value estimates, which requires a further call of the networks for each row.
 
         Raises:
           UsageError: `num_episodes` is below 1, or it exceeds the number of environments although these cannot be
@@ -202,7 +202,7 @@ class Evaluator:
         spaces = self.environment.observation_space, self.environment.action_space
         whole: dict[int, Episode] = {}
         generators = None
-        with contextlib.closing(rows):  # a borrowed environment is returned
+        with contextlib.closing(rows):  # closing `rows` returns a borrowed environment
             for k in range(num_episodes):
                 if self._under_way is not rows:
                     raise UsageError(
@@ -378,13 +378,13 @@ def _check_spaces(environment: Environment, algorithm: RLAlgorithm, transforms: 
 
 
 def _is_part(spec: Nest, whole: Nest) -> bool:
-    """Returns whether `whole` has all leaves of `spec`, at the same places."""
+    """Returns whether `whole` has all leaves of `spec`, at the same paths."""
     leaves = dict(zip(nest.keys(whole), nest.leaves(whole)))
     return all(keys in leaves and leaves[keys] == leaf for keys, leaf in zip(nest.keys(spec), nest.leaves(spec)))
 
 
 def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-    """Returns the time step with step type LAST in some rows; their discount stays 1."""
+    """Returns the time step with step type LAST where `rows`, `[B]` bool, is True; the discount stays 1."""
     mask = torch.from_numpy(rows).to(time_step.step_type.device)
     return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
 

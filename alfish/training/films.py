@@ -118,7 +118,7 @@ class Recorder(contextlib.AbstractContextManager):
         return cls(camera, num_episodes, num_episodes, path, setting, captions)
 
     def __call__(self, row: FilmRow) -> None:
-        """Adds a frame to the current film; ignores rows of other episodes."""
+        """Adds a frame to the current film; ignores rows of episodes that are not filmed."""
         shown = {int(k): lane for lane, k in enumerate(row.episode) if 0 <= k < self._num_episodes}
         if not shown:
             return

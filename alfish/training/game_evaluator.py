@@ -195,14 +195,14 @@ class GameEvaluator:
         Args:
           first: number of the round's first game.
           seed: seed of the round's first game; each further game has the next seed.
-          count: number of games that count; further games of the round are not filmed.
+          count: number of games whose results are used; further games of the round are not filmed.
           sample, on_row: arguments of `evaluate`.
           keep: function that receives the rows of each group after the reset and each step, and two masks `[G]` bool:
-            games to which the rows count, and games that are cut at these rows. None keeps no rows.
+            games that were not over before these rows, and games that are cut at these rows. None keeps no rows.
 
         Returns:
-          The mean return of each policy's agents in each game, `[G, P+1]`, and the lengths of the games, `[G]`. The
-          last entry is for agents with random actions; nan means no such agents.
+          The mean return of each policy's agents in each game, `[G, P+1]`, and the lengths of the games, `[G]`. Column
+          P is for agents with random actions. An entry is nan if none of its agents has played.
         """
         games = self.environment
         num_games = games.num_games
@@ -224,7 +224,7 @@ class GameEvaluator:
                 shown[:] = returns
                 on_row(FilmRow(np.where(is_over & ~ends, -1, numbers), reward, None, None, ends))
 
-        shown = np.zeros(num_games)  # returns in the rows that were shown
+        shown = np.zeros(num_games)  # returns at the last row that was shown
         show(is_over)
         if keep is not None:
             keep(rows, ~is_over, is_over)
@@ -313,7 +313,7 @@ class _Seats:
             else:
                 policy = PaddedPolicy(algorithm, members[number].transforms, len(playing), sample, has_gaps=True)
             for column in _indices(playing == number):
-                # The noise of an agent depends only on its game and its place among all agents.
+                # The noise of an agent depends only on its game and its index among all agents.
                 game, agent = divmod(column, len(group.agents))
                 policy.begin(
                     column, int(np.random.SeedSequence([seed + game, first_agent + agent]).generate_state(1)[0])
@@ -337,7 +337,7 @@ class _Seats:
         self._has_played |= counts
 
     def add_returns(self, totals: np.ndarray, counts: np.ndarray) -> None:
-        """Adds the returns of agents that have played to `totals`, and their numbers to `counts`, both `[G, P+1]`."""
+        """Adds the returns of agents that have played to `totals`, and 1 for each to `counts`, both `[G, P+1]`."""
         own = self._game[self._has_played], self._playing[self._has_played]
         np.add.at(totals, own, self._returns[self._has_played])
         np.add.at(counts, own, 1)

@@ -91,7 +91,7 @@ class Member(NamedTuple):
     Attributes:
       generation, number: numbers of the generation and of the member in it, from 0.
       parent: name of the member from which this member continues; None if it begins with new parameters.
-      bindings: gin texts of the perturbed parameters.
+      bindings: values of the perturbed parameters as gin texts, by the parameter's name.
     """
 
     generation: int
@@ -123,7 +123,7 @@ class MemberResult(NamedTuple):
         return self.value == -math.inf
 
     def beats(self, other: "MemberResult", gap: float) -> bool:
-        """Returns whether this value exceeds that of `other` by more than `gap` standard errors of the difference."""
+        """Returns whether this value is higher by more than `gap` standard errors, or `other` has failed."""
         margin = gap * math.sqrt(self.variance + other.variance) if gap else 0.0
         return other.has_failed or self.value - other.value > margin
 
@@ -166,7 +166,7 @@ def next_generation(
     others = [result for result in ranked if result not in best and result.member.number not in kept]
     worst = others[::-1][:num_replaced]
     followers = [_follower(result, result) for result in results if not result.has_failed]
-    # The settings of a copy must differ from these settings.
+    # Parent and settings of each member. A draw that repeats one of these pairs is rejected.
     settings = [(one.parent, one.bindings) for one in followers]
     members = {one.number: one for one in followers}
     for result in results:
@@ -198,7 +198,7 @@ def _perturbed(
 
 
 def _follower(result: MemberResult, parent: MemberResult) -> Member:
-    """Returns the next member in the place of `result`; it continues from `parent` with the settings of `parent`."""
+    """Returns the next member with the number of `result`; it continues from `parent` with the settings of `parent`."""
     generation, number = result.member.generation + 1, result.member.number
     return Member(generation, number, parent.member.name, parent.member.bindings)
 

@@ -61,13 +61,13 @@ class InitialParts:
     """Parts of a new run's networks, including encoders of transforms, that come from other runs.
 
     Args:
-      sources: mapping from a place in the new run to its source:
-        `{'network.actor_torso': 'runs/x', 'critic.encoder': 'actor_encoder@runs/y:best'}`. The place '' means
-        everything. Later entries overwrite earlier entries.
+      sources: source of each part, by the part's prefix in the new run:
+        `{'network.actor_torso': 'runs/x', 'critic.encoder': 'actor_encoder@runs/y:best'}`. The prefix '' means all
+        networks. Later entries overwrite earlier entries.
       algorithm, transforms: algorithm and transforms of the new run.
 
     Raises:
-      UsageError: the place does not exist (the message names similar places), or a text does not name a source.
+      UsageError: the new run has no such part (the message names similar parts), or a text does not name a source.
     """
 
     def __init__(self, sources: Mapping[str, str], algorithm: nn.Module, transforms: Transforms):
@@ -153,7 +153,7 @@ class _Part(NamedTuple):
 
     @classmethod
     def read(cls, place: str, source: PartSource, tensors: Mapping[str, torch.Tensor]) -> "_Part":
-        """Reads a part of a run, and checks that it fits the tensors at its place."""
+        """Reads a part of a run, and checks that it fits the part of the new run with the prefix `place`."""
         checkpoints = checkpoints_of(source.run)
         if not checkpoints.steps():
             near = sorted(str(found.parent) for found in source.run.parent.glob("*/checkpoints"))
@@ -212,7 +212,7 @@ class _Part(NamedTuple):
 
 
 def _is_below(name: str, place: str) -> bool:
-    """Returns whether a tensor belongs to a place; '' is everything."""
+    """Returns whether a tensor belongs to the part with the prefix `place`; '' means all tensors."""
     return not place or name == place or name.startswith(f"{place}.")
 
 

@@ -47,12 +47,13 @@ class Group(NamedTuple):
 class JointPopulation(Listener):
     """Periodically replaces the worst policies of a run by copies of the best policies with perturbed settings.
 
-    A policy begins with the values that are bound in its scope (`p1/Learner.learning_rate = 1e-3`). Parameters without
-    such a value begin with a log-uniform random value within the bounds. At the end of a generation, each of the worst
-    policies is replaced: it takes the networks, transforms and optimizers of one of the best policies, and that
-    policy's values times 0.8 or 1.25. The replaced policy keeps its own rows, counters and random numbers, and its
-    means of metrics begin again. The selection is the same as in `alfish population`, and depends only on the results
-    and the run's seed. A policy without a result, for example without a finished episode, continues unchanged.
+    Each parameter in `perturb` begins with the value that is bound in the policy's scope, if there is one
+    (`p1/Learner.learning_rate = 1e-3`); otherwise with a random value within the bounds: log-uniform, or uniform if the
+    lower bound is 0. At the end of a generation, each of the worst policies is replaced: it takes the networks,
+    transforms and optimizers of one of the best policies, and that policy's values times 0.8 or 1.25. The replaced
+    policy keeps its own rows, counters and random numbers, and its means of metrics begin again. The selection is the
+    same as in `alfish population`, and depends only on the results and the run's seed. A policy without a result, for
+    example without a finished episode, continues unchanged.
 
     `members.csv` in the run's directory has the parent, the values and the result of each policy in each generation.
 
@@ -60,7 +61,7 @@ class JointPopulation(Listener):
       perturb: bounds of each parameter that differs between policies, such as {'Learner.learning_rate': '1e-5..1e-2'}.
         An entry of a list or dict is `NAME[KEY]`, such as 'PPO.reward_weights[1]'. If both bounds are whole numbers,
         values are whole numbers.
-      objective: value by which policies are compared. 'metrics/NAME' is the mean of a metric's window, such as
+      objective: value by which policies are compared. 'metrics/NAME' is the mean of a metric over its window, such as
         'metrics/average_return/win' for an entry of a vector reward. 'evaluation/mean_return' is the mean return of the
         first `Evaluate` listener, here named 'evaluation'.
       period: number of clock steps of a generation.

@@ -29,17 +29,18 @@ LISTENERS = "evaluation, checkpoints, summaries"  # name of the part of a run, s
 
 @dataclass
 class Report:
-    """Result of one iteration. A listener may add entries for later listeners.
+    """Result of one iteration. A listener may add entries for listeners that are called after it.
 
-    `Trainer.extra_listeners` are called after `Summaries`, so scalars that they add are not shown. To show numbers of
-    your own, use a metric or `Summaries.custom_summary`.
+    Most `Trainer.extra_listeners` are called after `Summaries`, so their scalars are not shown. Exceptions are
+    `Evaluate` and listeners with `changes_algorithm`. To show your own numbers, use a metric or
+    `Summaries.custom_summary`.
 
     Attributes:
       clock: clock steps, see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
       finished: whether this is the last report, because the run is finished, paused (`Trainer.stop_at`) or interrupted.
-      is_summary: whether a summary was due.
+      is_summary: whether the iteration ended with a summary, because one was due or the run ends.
       is_missed: whether this report repeats the last report of an interrupted process, after a resume.
       scalars: numbers by name. Training scalars are present only if `is_summary`, or at the first update after a
         summary was due.

@@ -120,7 +120,7 @@ class Evaluate(Listener):
             self._films.start(self._evaluator.environment, run.clock.value)
 
     def is_behind(self, run: Run) -> bool:
-        if run.clock.finished:  # a listener may have stopped the run just after an evaluation
+        if run.clock.finished:  # nothing is due if a listener stopped the run just after an evaluation
             return (run.clock.value, run.clock.updates) != self._last
         return self.period > 0 and run.clock.value >= self._next
 
@@ -173,7 +173,7 @@ class Evaluate(Listener):
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
         at_budget = budget + run.clock.idle
-        is_first = self._last is None or self._last[0] < at_budget  # the budget may have been lowered
+        is_first = self._last is None or self._last[0] < at_budget  # False if the budget was lowered after evaluations
         # An iteration that is long compared with the budget may exceed the budget by far.
         if name == "num_env_steps" and budget <= report.env_steps < LARGEST_EXCESS * budget and is_first:
             return int(at_budget)
@@ -405,7 +405,7 @@ class StopWithoutProgress(_Watcher):
     """Stops the run when a return has stopped rising.
 
     Args:
-      num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
+      num_evaluations: number of consecutive values without progress after which the run stops, at least 1.
       min_increase: increase over the best value that a new value must exceed to count as progress, at least 0.
       scalar: scalar to watch, by its name in metrics.csv, as in `StopAt`.
     """

@@ -257,7 +257,7 @@ class Loop:
         return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
 
     def _advance(self) -> Experience | None:
-        """Collects an unroll unless acting rests, and advances the clock; returns the unroll, or None without one."""
+        """Collects an unroll if the run acts in this iteration, and advances the clock; returns the unroll or None."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
@@ -301,7 +301,7 @@ class Loop:
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self._is_updating = True
-        # After a failed compilation, updates run without compilation.
+        # `is_plain` may change during a run: after a failed compilation, updates run without compilation.
         chunks = () if waits else batches.chunks(self._clock.value, not learner.is_plain)
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates

@@ -22,13 +22,13 @@ POLICY_BATCH_SIZE = 8
 
 _OWN = 1  # number that is mixed into the seed of an episode's generator, see `PaddedPolicy.begin`
 
-# Smallest number of outputs of a linear layer for which rounding does not depend on a row's place in the batch. With 2
-# or 3 outputs, MKL sums the first and last rows in a different order.
+# Smallest number of outputs of a linear layer for which rounding does not depend on a row's index in the batch. With 2
+# or 3 outputs, MKL adds the products of the first and last rows in a different order than those of other rows.
 NUM_OUTPUTS = 8
 
 
 class _EqualPlaces(TorchFunctionMode):
-    """Gives linear layers at least `NUM_OUTPUTS` outputs, so that a row's place does not change its result."""
+    """Gives linear layers at least `NUM_OUTPUTS` outputs, so that a row's index does not change its result."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         call = _padded_linear if function is F.linear else function

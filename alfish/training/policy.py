@@ -182,7 +182,7 @@ class Policy:
             for sample, actor in self._actors.items():
                 self._runners[sample] = PolicyRunner(actor, self._state, num_torch_calls)
             reward_spec = self.transforms.raw_reward_spec
-            # Rows at the start of an episode and later rows. `act` replaces the fields that its arguments give.
+            # Templates of the first rows of episodes, and of later rows. `act` replaces the fields that it was given.
             self._first_row = TimeStep(
                 step_type=np.full(size, StepType.FIRST, np.int32),
                 reward=nest.arrays(specs.zeros(reward_spec, (size,))),
@@ -218,8 +218,8 @@ class _Leaf(NamedTuple):
     Attributes:
       name: name of the leaf, for messages.
       keys: path of the leaf in the observation.
-      spec: spec of the leaf in the stream.
-      read: function that converts an environment's rows of the leaf to the stream's rows.
+      spec: spec of the leaf in alfish's units.
+      read: function that converts values of the leaf from the environment's units to alfish's units.
     """
 
     name: str

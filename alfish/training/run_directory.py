@@ -200,7 +200,7 @@ class RunDirectory:
             # complete.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
         path = self.checkpoints.save(clock, state, best, keep=self.with_rows())
-        # If the run has fewer learners than before, files of the others are needed until this checkpoint is complete.
+        # If the run has fewer learners than before, files of the removed learners were needed until this checkpoint.
         for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
             superseded = directory.with_name(directory.name + SUPERSEDED)
             shutil.rmtree(superseded, ignore_errors=True)

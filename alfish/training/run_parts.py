@@ -362,7 +362,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive")
     num_env_steps = _planned_env_steps(settings.budget, collector)
-    trains = not is_opened_to_act()  # a policy that only acts needs no memory for batches
+    trains = not is_opened_to_act()  # a run that only acts needs no replay, which would take memory
     if trains:
         source.plan(num_env_steps)
         source.bind(*networks, collector.unroll_length, collector.num_columns)

@@ -76,7 +76,7 @@ class Summaries(Listener):
         self._updates: dict[str, LastUpdate] = {}  # last update of each policy, if diagnostics are due
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # 0 also after a kill before the first checkpoint, which left rows to remove
+        resumed = run.clock.value  # 0 also after a kill before the first checkpoint; rows of that process are removed
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
         with contextlib.ExitStack() as stack:  # closes what has started if another part cannot start

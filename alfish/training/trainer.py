@@ -71,10 +71,10 @@ class Trainer:
       learner: class or factory of the learner; called with the algorithm.
       transforms: classes or factories of transforms, in the order in which they are applied.
       calibration: fraction of the budget, in [0, 1], in which transforms observe rows and nothing is trained; at most
-        10,000 environment steps, or 1000 for each fraction above 0 if the steps are unknown (`wall_seconds`). The last
-        unroll of the calibration is the first that trains; statistics then stay fixed. 0 means one unroll. None means
-        that transforms observe every unroll.
-      initial_parts: parts of other runs from which a new run starts, by place in its networks:
+        10,000 environment steps. If the steps of the run are unknown (`wall_seconds`), any fraction above 0 means 1000
+        steps. The last unroll of the calibration is the first that trains; statistics then stay fixed. 0 means one
+        unroll. None means that transforms observe every unroll.
+      initial_parts: parts of other runs from which a new run starts, by the prefix of the part's names in the new run:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `InitialParts`.
       policies: policies that train together in games (`make_games`): a dict from the name of a policy to patterns of
         the agents that it may play; see docs/several_policies.md. 'each' means one policy for each agent; None means
@@ -82,7 +82,8 @@ class Trainer:
       metrics: instances of metrics; None means `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances of listeners; None means evaluation, checkpoints, summaries and progress.
       extra_metrics: instances of metrics in addition to `metrics`.
-      extra_listeners: instances of listeners in addition to `listeners`, called last among listeners of their kind.
+      extra_listeners: instances of listeners in addition to `listeners`. Listeners that change the algorithm are called
+        first, then evaluations, other listeners, and savers of checkpoints. Extra listeners come last of their kind.
       unroll_length: number of vector steps in an iteration. Off-policy, it may be a fraction: 0.25 means one step in
         four iterations. 0 means all rows that an asynchronous unroller has ready.
       num_env_steps: budget in environment steps of all environments together.

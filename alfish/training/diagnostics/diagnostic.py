@@ -30,8 +30,8 @@ class LastUpdate:
     """The last update of an iteration.
 
     Args:
-      chunk: minibatches of the iteration.
-      index: index of the last minibatch, one of `chunk.minibatches()`.
+      chunk: chunk that contains the minibatch of the update.
+      index: index of this minibatch, one of `chunk.minibatches()`.
       parameters: parameters of the algorithm before the update, by name; the constructor copies them.
     """
 

@@ -203,8 +203,8 @@ class DormantUnits(Diagnostic):
         def read(layer: nn.Module, arguments: object, output: torch.Tensor) -> None:
             mean = units(output).abs().float().mean(1)
             here = mean <= self._threshold * mean.mean(1, keepdim=True)
-            # If a layer runs several times, a unit is dormant only if it is dormant in all runs. A run may compute only
-            # the first networks of an ensemble.
+            # If a layer is called several times, a unit is dormant only if it is dormant in all calls. A call may
+            # compute only the first networks of an ensemble.
             found = dormant.setdefault(name, here)
             both = min(len(found), len(here))
             longer = found if len(found) > both else here

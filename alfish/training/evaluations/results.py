@@ -2,7 +2,7 @@
 
 A result is first written to `eval/watch/`, atomically, with the policy, the environment and the episodes. The CSV in
 `eval/` and the events in `tensorboard/watch/` are then derived from that file. If the process is killed in between, the
-next process writes both.
+next process writes the missing CSV and events.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class EvaluationResult:
         if not returns or {len(own) for own in (lengths, *by_objective.values())} != {len(returns)}:
             raise ValueError("it has different numbers of returns and lengths")
         if max(lengths) >= LARGEST_CLOCK or type(evaluation.seed) is not int or not isinstance(result.film, str | None):
-            raise ValueError("its lengths or seed are not integers of at least 0, or its video is not a file name")
+            raise ValueError("its lengths or seed are not integers of at least 0, or its film is not a file name")
         return result
 
 

@@ -40,7 +40,7 @@ class Watch:
 
     Args:
       trainer: trainer of the run, built to read it.
-      name: name of files and scalars.
+      name: name of the result files and of the scalars.
       num_episodes: number of complete episodes in one evaluation.
       seed: seed of episode 0.
       num_envs: number of environments that step together; results do not depend on it.
@@ -54,7 +54,7 @@ class Watch:
       num_lost: number of checkpoints that were removed before they could be evaluated.
 
     Raises:
-      UsageError: earlier results with this name come from other episodes, or another process writes results with it.
+      UsageError: earlier results with this name come from other episodes, or another process also uses this name.
     """
 
     def __init__(
