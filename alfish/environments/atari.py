@@ -25,7 +25,7 @@ def preprocess_atari(
     noop_max: NonNegativeInt = 30,
     keep_channel: bool = False,
 ):
-    """Preprocesses a game: an observation is the maximum of the last two of 4 frames, in 84 x 84 grey pixels.
+    """Preprocesses a game: an observation is the pixel-wise maximum of the last two of 4 frames, 84 x 84 in grey.
 
     Args:
       env: `ALE/...-v5` environment made with `frameskip=1`.
@@ -133,5 +133,5 @@ class _Lives:
     def lost_one(self) -> bool:
         """Returns whether a life was lost since the last call; False for the last life, because the game then ends."""
         before, self._left = self._left, self._ale.lives()
-        # Some games report 0 lives for a few frames before they end.
+        # The last life is not counted here, because some games report 0 lives for a few frames before they end.
         return 0 < self._left < before

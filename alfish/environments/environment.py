@@ -30,7 +30,7 @@ class Environment(abc.ABC):
     With `has_gaps`, an environment may have no row in some steps, for example after an agent has left a game that
     continues without it. Such an environment returns PAD rows from the step after a LAST row until the next FIRST row.
 
-    Leaves are numpy arrays on the host, or, if the environments compute in torch, tensors on their device. `convert`
+    Leaves of rows are numpy arrays, or, if the environments compute in torch, tensors on their device. `convert`
     converts arrays or tensors to this type. Returned leaves are not modified later.
 
     Attributes:
@@ -38,7 +38,7 @@ class Environment(abc.ABC):
       observation_space, action_space: gymnasium's spaces of one environment.
       observation_spec, action_spec, reward_spec: specs of the observation, the canonical action and the reward, see
         `alfish.specs`.
-      env_id: global id of each environment, `[B]` int32.
+      env_id: id of each environment, `[B]` int32, unique across workers.
       uneven: True if a finished environment makes two rows in one step.
       has_gaps: True if `step` may return PAD rows, which are not stored. Requires `uneven`.
       resets_rows: True if `reset` can reset a subset of the environments.
@@ -51,8 +51,8 @@ class Environment(abc.ABC):
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: True if the environments have a curriculum, which `set_progress` advances.
       broken: environments that raised in the last step and were rebuilt, `[B]` bool; None if no environment raised. The
-        episode of such an environment ends with the row before the step, and `step` returns a FIRST row for it. See
-        `tolerate_errors`.
+        episode of such an environment ends with the row before the step, and `step` returns the FIRST row of its next
+        episode. See `tolerate_errors`.
       calls: newest call that `call` has made or stored of each method, by the method's name.
       delivers_calls: True if `call` makes calls itself. False if it only stores calls, because the environments are in
         workers, or because a step may never end.
@@ -60,7 +60,7 @@ class Environment(abc.ABC):
       can_break_off: True if `break_off` truncates episodes.
       only_one: True if a process can hold only one such environment; evaluations in training then use this environment.
       lost: environments whose episode ended in the last step without a final observation, `[B]` bool. The time step
-        before the end then does not train. None if no final observation is lost.
+        before the end is then left out of training. None if no final observation is lost.
       sign: 0-d tensor that the unroller reads together with the rows of an unroll, and passes to `judge` as a number.
         None means that `judge` is not called.
     """
@@ -100,7 +100,7 @@ class Environment(abc.ABC):
 
     @property
     def lacks_limit(self) -> bool:
-        """True if the specification has no time limit; False without a specification."""
+        """True if `env_spec` has no time limit; False if `env_spec` is None."""
         spec = self.env_spec
         limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
         return spec is not None and not any(limits)  # the second limit is the Atari emulator's
@@ -137,7 +137,7 @@ class Environment(abc.ABC):
     def convert(self, rows: Nest) -> Nest:
         """Converts leaves (arrays or tensors) to the type of this environment.
 
-        Default: arrays on the host.
+        Default: numpy arrays.
         """
         if type(rows) is np.ndarray or rows is None:  # the common cases
             return rows
@@ -170,8 +170,8 @@ class Environment(abc.ABC):
         """Calls a method of each environment, for a curriculum: `environment.call("set_level", 3)`.
 
         The last call of each method is part of the unroller's state. The call is repeated before the first reset in a
-        resumed run, a restarted worker or a rebuilt environment. Its effect must therefore not depend on earlier calls.
-        With `AsyncUnroller`, a worker makes the call before the first segment that is granted to it after the call.
+        resumed run, a restarted worker or a rebuilt environment. The effect of a call must therefore not depend on
+        earlier calls. With `AsyncUnroller`, workers first collect the segments that were granted before the call.
 
         Args:
           name: name of a method of the environments or of a wrapper. Environments without this method are left out.
@@ -267,7 +267,7 @@ class Environment(abc.ABC):
         return False
 
     def abandon(self) -> None:
-        """Reports that a running step may never end. An override calls `super().abandon()`.
+        """Marks the running step as one that may never end. An override calls `super().abandon()`.
 
         Afterwards, only `close`, `state_dict` and `call` may be called. `state_dict` and `call` then do not call the
         environments.
@@ -298,19 +298,20 @@ class Environment(abc.ABC):
             )
 
     def _check_masks(self, observation: Nest, has_ended: np.ndarray | bool = False) -> None:
-        """Raises UsageError if a row's mask allows no choice for an entry of the action, unless the row is LAST."""
+        """Raises UsageError if an action mask allows no choice for an entry of the action, unless the row is LAST."""
         if self._masks is None:
             return
         empty = self._masks.is_empty(observation) & ~np.asarray(has_ended)
         if empty.any():
             raise UsageError(
-                f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
-                f"{int(np.flatnonzero(empty)[0])}; at least one choice must be allowed until the episode ends"
+                f"{self.name}: {self._masks.name} forbids every choice of an entry of the action "
+                f"in environment {int(np.flatnonzero(empty)[0])}; at least one choice must be allowed until the "
+                "episode ends"
             )
 
 
 class EncodedEnvironment:
-    """An `Environment` that encodes another environment's observations, and forwards its other attributes.
+    """An `Environment` that encodes another environment's observations; all other attributes are that environment's.
 
     Args:
       environment: environment to step.

@@ -66,9 +66,9 @@ def make_environment(
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The
-        callable returns a gymnasium Env or a functional environment (`environments.functional`). With an argument
-        `num_envs`, it returns a VectorEnv of numpy or torch, or an `environments.Simulator`. A functional environment
-        may also be given directly.
+        callable returns a gymnasium Env or a functional environment (`environments.functional`). A callable with an
+        argument `num_envs` returns a VectorEnv of numpy or torch, or an `environments.Simulator`. A functional
+        environment may also be given directly.
       num_envs: number of environments, B.
       vectorization: way of stepping the environments. 'sync' steps them in this process, one by one, or in one loop if
         that gives the same results (CartPole). 'async' steps the same episodes in one process for each environment,
@@ -85,11 +85,11 @@ def make_environment(
       evaluation: whether the environments are for evaluation. If so, `vectorization` is ignored: this process steps
         single environments, which the evaluator resets. With 'envpool', the single environments are EnvPool's. A
         callable with an argument `num_envs` is used as in training.
-      render_mode: render mode of gymnasium.
-      action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
+      render_mode: gymnasium's render mode, such as 'rgb_array'; None means no frames.
+      action_mask: source of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
         classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see
         `environments.masked_observation`. None means no mask.
-      rewards: names of the entries of a vector reward, or the place of each entry, such as
+      rewards: names of the entries of a vector reward, or the source of each entry by its name, such as
         {'speed': 'info:reward_forward'}, see `environments.objectives`; for vector classes only names. None means the
         environment's own reward, a number or a vector.
       device: device of the run, passed by a Trainer; None means the default of the callable, or the CPU for functional
@@ -101,9 +101,9 @@ def make_environment(
         their space.
       final_observation: treatment of a truncation without a final observation, for environments of tensors that reset
         in the same step; see `SimulatorEnvironment`.
-      spread_first_episodes: whether the first episodes of a simulator begin at random times within an episode, if the
-        simulator supports this; otherwise they all end at the same time. Episodes of an evaluation always begin at
-        their start.
+      spread_first_episodes: whether the first episodes of a simulator begin with random elapsed times, if the
+        simulator supports this; otherwise equally long episodes end at the same time. Evaluations always play whole
+        episodes.
 
     Raises:
       UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space is not

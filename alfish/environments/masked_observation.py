@@ -1,6 +1,6 @@
 """Action masks of environments, as a leaf of the observation.
 
-`make_environment.action_mask` names the place of an environment's mask:
+`make_environment.action_mask` names the source of an environment's mask:
 - 'observation:action_mask': a leaf of the observation (PettingZoo), or 'observation:game.legal' in a nested Dict;
 - 'info:action_mask': an entry of the info of reset and step (gymnasium's Taxi);
 - 'method:action_masks': a method of the environment (sb3-contrib).
@@ -31,7 +31,7 @@ class MaskedObservation(gymnasium.Wrapper):
 
     Args:
       env: the environment.
-      source: place of the mask: 'observation:LEAF', 'info:KEY' or 'method:NAME'.
+      source: source of the mask: 'observation:LEAF', 'info:KEY' or 'method:NAME'.
 
     Raises:
       UsageError: the source has no mask, or the mask does not fit the action. A reset or step raises it if a mask is
@@ -55,7 +55,7 @@ class MaskedObservation(gymnasium.Wrapper):
                     "returns the mask"
                 )
         self._mask = np.ones((1, self._leaf.layout.size), np.int8)  # mask of the newest row
-        self._num_steps = 0  # number of steps of the episode
+        self._num_steps = 0  # number of steps since the last reset
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**arguments)
@@ -94,14 +94,14 @@ class MaskLeaf:
     """The leaf of an observation that is the action mask.
 
     Args:
-      source: place of the mask, see `MaskedObservation`.
+      source: source of the mask, see `MaskedObservation`.
       observation_space, action_space: spaces of the environment.
       setting: name of the setting in messages.
 
     Attributes:
       observation_space: space of the observation with the mask.
       layout: positions of the choices of each action entry in the mask.
-      kind, where: the two parts of the source.
+      kind, where: parts of `source` before and after the colon, such as 'info' and 'action_mask'.
 
     Raises:
       UsageError: as for `MaskedObservation`.
@@ -130,7 +130,7 @@ class MaskLeaf:
           given: mask in the environment's form; a list has a mask for each entry of the action. None means a missing
             mask.
           has_ended: whether no action follows in this episode.
-          when: place of the mask for messages, such as 'after 3 steps of an episode'.
+          when: time at which the mask was returned, for messages, such as 'after 3 steps of an episode'.
 
         Raises:
           UsageError: an action follows, and the mask is missing or allows no choice for an entry of the action.
@@ -176,7 +176,7 @@ class MaskLeaf:
 
 
 def parsed(source: str, setting: str = "make_environment.action_mask") -> tuple[str, str]:
-    """Returns the two parts of a source: its kind, and the place within the kind."""
+    """Returns the parts of a source before and after the colon, such as ('info', 'action_mask')."""
     kind, _, where = source.partition(":")
     if kind not in KINDS or not where:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Vector rewards of environments.
 
 An environment declares a vector reward by `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`, as
-in mo-gymnasium. `make_environment.rewards` names the entries, or takes them from other places:
+in mo-gymnasium. `make_environment.rewards` names the entries, or gives a source for each entry:
 - `['treasure', 'time']`: names of the entries of the environment's own vector;
 - `{'speed': 'info:reward_forward', 'energy': 'info:reward_ctrl'}`: numbers in the info of each step;
 - `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, and 'reward:1' the

@@ -43,7 +43,7 @@ class SequentialVectorEnv(VectorEnv):
 
     Attributes:
       envs: the environments.
-      gathers_infos: True if steps return infos. Merging infos takes longer than a step of some environments.
+      gathers_infos: True if steps return infos. False saves the time of merging them, which may exceed that of a step.
       report: function called with the index and the error of an environment that raised and is rebuilt; None means that
         errors are raised.
       replaced: indices of the environments that were rebuilt in the last step; the step returned their first
@@ -194,7 +194,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """Makes the next step reset the environments in a mask `[B]`; with DISABLED, they rest."""
+        """Makes the next step reset the environments in the mask `rows`, `[B]` bool; with DISABLED, they rest."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
@@ -260,10 +260,10 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the infos of B environments into gymnasium's format for vector environments.
 
     The value of a key is an array `[B, ...]`, with 0 or None for environments that did not report the key; `_key` is
-    the mask `[B]` bool of the environments that did. Numbers of different types are converted to one type by numpy's
-    rules, for example int and float to float64. Other values, such as integers beyond 64 bits, and arrays of different
-    shapes are kept as objects. If an environment reports `_key` in addition to `key`, `_key` is left out. Nested infos
-    are merged in the same way.
+    the mask `[B]` bool of the environments that reported the key. Numbers of different types are converted to one type
+    by numpy's rules, for example int and float to float64. Other values, such as integers beyond 64 bits, and arrays of
+    different shapes are kept as objects. If an environment reports `_key` in addition to `key`, `_key` is left out.
+    Nested infos are merged in the same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -278,7 +278,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
         elif isinstance(column, dict) or is_mask(key, info) or is_mask(key, result):
-            continue  # the key is a dict in other environments, or the mask of another key
+            continue  # other environments have a dict for the key, or the key is the name of another key's mask
         else:
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)
@@ -286,7 +286,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
                 column = result[key] = _widened(column, result[f"_{key}"], value)
             column[i] = value
         mask = f"_{key}"
-        # Another environment may have reported a value under the name of the mask.
+        # If another environment reported a value under the name of the mask, the mask replaces the value.
         if mask not in result or f"_{mask}" in result:
             result.pop(f"_{mask}", None)
             result[mask] = np.zeros(num_envs, bool)

@@ -2,7 +2,7 @@
 
 A simulator steps B environments as tensors and resets an environment in the step in which its episode ends. For each
 library, a subclass of `Simulator` returns the results of a step as a `SimulatorStep`; `SimulatorEnvironment` converts
-these to rows.
+this object to rows.
 """
 
 import abc
@@ -34,7 +34,7 @@ class SimulatorStep(NamedTuple):
     The simulator may modify these tensors later. Flags may be numbers. Rewards and flags may have the shape `[B, 1]`.
     """
 
-    observation: Nest  # [B, ...] next observation; the first of the next episode where an episode ended
+    observation: Nest  # [B, ...] next observation; where an episode ended, the first one of the next episode
     reward: torch.Tensor  # [B], or [B, R] for vector rewards
     terminated: torch.Tensor  # [B] bool
     truncated: torch.Tensor  # [B] bool; ignored where terminated
@@ -110,10 +110,11 @@ class SimulatorEnvironment(Environment):
       rewards: names of the entries of a vector reward; None means the names in `reward_space`, or the indices of the
         entries if there are no names.
       final_observation: treatment of a truncation without a final observation. 'given' raises UsageError. 'drop' does
-        not train on the time step before the truncation; returns bootstrap from the observation of this step. 'before'
-        uses the observation of this step as the final observation, as rsl_rl does, for comparisons. Terminations need
-        no final observation.
-      spread: whether first episodes begin at random times, also after a resume (`Simulator.spread_first_episodes`).
+        not train on the time step before the truncation; returns bootstrap from the observation of that time step.
+        'before' uses that observation as the final observation, as rsl_rl does, for comparisons. Terminations need no
+        final observation.
+      spread: whether first episodes begin with random elapsed times (`Simulator.spread_first_episodes`), also after a
+        resume.
 
     Attributes:
       simulator, env: the simulator.
@@ -159,7 +160,7 @@ class SimulatorEnvironment(Environment):
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = False
-        self._unchecked = {"step", "final_observation"}  # parts of a step's result that were not checked so far
+        self._unchecked = {"step", "final_observation"}  # parts of a step's result that have not been checked yet
         self.only_one = simulator.only_one
         if self.only_one:
             _OPEN.add(simulator)
@@ -282,7 +283,7 @@ class SimulatorEnvironment(Environment):
         return None if isinstance(state, dict) and not state else state
 
     def _check_step(self, step: SimulatorStep) -> None:
-        """Raises UsageError if the result of a step cannot be converted; called until one has a final observation."""
+        """Raises UsageError if a step's result cannot be converted; called until a final observation was checked."""
         if not isinstance(step, SimulatorStep):
             raise UsageError(f"{self.name}.step returned {type(step).__name__}; it must be alfish's SimulatorStep")
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)

@@ -21,8 +21,8 @@ class TensorEnvironment(SimulatorEnvironment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
     In the mode NEXT_STEP, the environment must not modify returned tensors, because they are not copied. In the mode
-    SAME_STEP, it may modify them, and each step in which an episode is truncated must return a batch of observations
-    `infos['final_obs']` (unless `final_observation` is set), of which only the rows of ended episodes are read.
+    SAME_STEP, it may modify them. Unless `final_observation` is set, each step that truncates an episode must then
+    return a batch of observations `infos['final_obs']`, of which only the entries of ended episodes are read.
 
     Args:
       env: environment with `metadata['autoreset_mode']` and a `device`.

@@ -30,9 +30,9 @@ class VectorEnvironment(Environment):
     Args:
       env: vector environment with `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,), declares
         vector rewards.
-      seeds: one seed per environment, for the first reset. The vector class of an id takes only the first seed.
-      autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
-        environments (`reset(seeds, rows)`), as evaluation does.
+      seeds: one seed per environment, for the first reset. A vector class registered for an id takes only the first.
+      autoreset: whether finished environments are reset automatically. If False and the mode is DISABLED, the caller
+        resets them (`reset(seeds, rows)`), as evaluation does.
       action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space already marks its
         mask, if it has one.
       rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or the indices of
@@ -86,7 +86,7 @@ class VectorEnvironment(Environment):
         is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:
-            seed = None  # a seed would also set the generators of other rows, during their episodes
+            seed = None  # a seed would also set the generators of environments that are not reset now
         try:
             observation, self.infos = self.env.reset(seed=seed, **options)
         except BaseException as error:  # the environment or a signal handler may raise any exception

@@ -202,7 +202,7 @@ class InProcess:
         self._seed = seed
         self._home = os.getpid()
         is_main = threading.current_thread() is threading.main_thread()
-        self._followed = self._home if is_main else 0  # see `follow`
+        self._followed = self._home if is_main else 0  # argument of `follow`
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:

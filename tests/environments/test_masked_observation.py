@@ -219,7 +219,7 @@ def test_a_tensor_environment_has_its_mask_in_the_observation(autoreset):
     assert isinstance(environment.observation_spec["m"], ActionMask)
     assert step.observation["m"].dtype == torch.int8
     assert environment.step(step.observation["m"].argmax(-1)).observation["m"].sum(-1).tolist() == [1, 1, 1]
-    with pytest.raises(UsageError, match="observation.m forbids every choice of an entry of the action in row 0;"):
+    with pytest.raises(UsageError, match="observation.m forbids every choice .* in environment 0;"):
         make_environment(functools.partial(TensorGame, empty=True), 2, action_mask="observation:m").reset()
     with pytest.raises(UsageError, match="a vector class can have its masks only in the observation"):
         make_environment(TensorGame, 2, action_mask="info:m")
@@ -248,7 +248,7 @@ def test_first_rows_of_a_vector_class_that_disables_autoreset_need_an_allowed_ac
 
     environment = make_environment(disabled, 2, action_mask="observation:legal")
     environment.reset()
-    with pytest.raises(UsageError, match="observation.legal forbids every choice .* in row 0"):
+    with pytest.raises(UsageError, match="observation.legal forbids every choice .* in environment 0"):
         for k in range(3):
             environment.step(np.array([k, k]))
     environment.close()
@@ -280,7 +280,7 @@ def test_a_vector_class_has_its_mask_in_the_observation():
         environment = make_environment(at_two, 2, action_mask="observation:legal")
         environment.reset()
         environment.step(np.array([0, 0]))
-        with pytest.raises(UsageError, match="observation.legal forbids every choice .* in row 0; at least"):
+        with pytest.raises(UsageError, match="observation.legal forbids every choice .* in environment 0; at least"):
             environment.step(np.array([1, 1]))
         at_the_end = functools.partial(make_vector, member=lambda: Flat(empty_at=3))
         environment = make_environment(at_the_end, 2, action_mask="observation:legal")

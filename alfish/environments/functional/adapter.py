@@ -28,7 +28,7 @@ from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 
-BLOCK = 32  # number of steps for which a separate generator draws numbers at once
+BLOCK = 32  # number of steps for which `SeparateNumbers` draws at once
 
 
 class FunctionalEnvironment(Environment):
@@ -138,7 +138,7 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns the argument `tensors` of `advanced`: all tensors that `advanced` reads besides other arguments."""
+        """Returns the argument `tensors` of `advanced`: all tensors that it reads besides its other arguments."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(
@@ -279,7 +279,7 @@ class SeparateNumbers:
         self._generators = [torch.Generator() for _ in seeds]
         self._count, self._device = count, device
         self._ahead = torch.zeros(len(seeds), BLOCK, count)  # drawn in blocks, because each call of a generator is slow
-        self._cursor = torch.full((len(seeds),), BLOCK)  # index of the next step of each environment in `_ahead`
+        self._cursor = torch.full((len(seeds),), BLOCK)  # for each environment, index of its next step in `_ahead`
         self.seed(seeds)
 
     def seed(self, seeds: Sequence[int | None] | None, rows: np.ndarray | None = None) -> None:

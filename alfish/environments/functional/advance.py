@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
 class Stepped(NamedTuple):
     """The result of a vector step; `final_observation` differs from `observation` only where an episode ended."""
 
-    state: Nest  # next state; the first state of the next episode where an episode ended
+    state: Nest  # next state; where an episode ended, the first state of the next episode
     clock: torch.Tensor  # [B] int32, number of steps of the current episode
     observation: Nest  # next observation, from which the policy acts
     final_observation: Nest  # observation after the step, before any reset
@@ -154,7 +154,7 @@ class Stepped(NamedTuple):
 
 
 def begin(env: FuncEnv, u: torch.Tensor) -> tuple[Nest, torch.Tensor, Nest]:
-    """Begins an episode in each environment. Leaves of states and observations are contiguous, as those of `advance`.
+    """Begins an episode in each environment. Leaves of states and observations are contiguous, as in `advance`.
 
     Args:
       env: functional environment.

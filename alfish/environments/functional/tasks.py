@@ -364,7 +364,7 @@ class Recall(FuncEnv):
     / num_cues.
 
     Args:
-      length: number of steps between the cue and the question, at least 1.
+      length: number of steps from the cue to the action that must name it, at least 1.
       num_cues: number of cues and of actions, at least 2.
     """
 

@@ -20,7 +20,7 @@ class BadRow(UsageError):
     """Error about a row whose observation does not match its space, or has a value that is not finite.
 
     Args:
-      game: number of the row's game.
+      game: index of the row's game.
       text: sentence about the error.
     """
 
@@ -57,7 +57,8 @@ class Columns:
         self._blank = first
         self._observations: list[Any] = [first] * group.num_envs
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
-        self._acted: Nest = nest.arrays(specs.zeros(group.action_spec, (group.num_envs,)))  # the executed actions
+        # The last executed action of each column.
+        self._acted: Nest = nest.arrays(specs.zeros(group.action_spec, (group.num_envs,)))
         self.infos: dict[str, Any] = {}
         self.gathers_infos = True
         self.begin()

@@ -72,7 +72,7 @@ class Games(abc.ABC):
         group whose agents have no infos.
       broken: mask of columns whose game failed in the last step and was built again, `[columns]` bool by group; {} if
         none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
-      stepping: way of stepping games, as text after their number in the log.
+      stepping: way of stepping games, as text after their number in the log ("8 games one by one").
       remark: sentence for the log about a faster way to step the games; empty if none is known.
       settings: arguments of `make_games` that change the game or its rows.
       env_spec: None, because games have no specification of gymnasium.
@@ -98,7 +98,7 @@ class Games(abc.ABC):
 
     @property
     def num_envs(self) -> int:
-        """Number of games, under the name that environments have for it."""
+        """Number of games; environments have an attribute of the same name."""
         return self.num_games
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class Games(abc.ABC):
         """Resets all games, and returns their first rows by group.
 
         Args:
-          seeds: one seed for each game; None means seeds derived from the run's seed, the game's number and the number
+          seeds: one seed for each game; None means seeds derived from the run's seed, the game's index and the number
             of its resets.
         """
 
@@ -131,7 +131,7 @@ class Games(abc.ABC):
         Default: does nothing, so errors are raised.
 
         Args:
-          report: function that receives the number and the error of a game that failed.
+          report: function that receives the index and the error of a game that failed.
         """
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class Games(abc.ABC):
         """Returns a frame of a game; None if it has no frames. Default: None."""
 
     def abandon(self) -> None:
-        """Reports that a running step may never end; afterwards only `close` and `state_dict` may be called.
+        """Marks the running step as one that may never end; afterwards only `close` and `state_dict` may be called.
 
         Default: does nothing.
         """
@@ -221,7 +221,7 @@ class SideBySide(Games):
         self.num_resets = list(state["num_resets"])
         continues = {n: one.load_state_dict(state["environments"][n]) for n, one in self.environments.items()}
         if not all(continues.values()):
-            self._restart = {name for name in continues if continues[name]}  # others reset themselves
+            self._restart = {name for name in continues if continues[name]}  # the other environments reset themselves
         return all(continues.values())
 
     def abandon(self) -> None:

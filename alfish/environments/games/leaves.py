@@ -1,7 +1,7 @@
 """Additional leaves of agents' observations: the game's state, other agents' observations, and the agent's identity.
 
-They allow centralised critics, which see the state although the actor does not: `Encoder.leaves = {'state': None}`
-hides the leaf from an actor.
+These leaves allow centralised critics, which see the state although the actor does not:
+`Encoder.leaves = {'state': None}` hides the leaf `state` from an actor.
 """
 
 from collections.abc import Mapping, Sequence

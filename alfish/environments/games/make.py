@@ -53,10 +53,10 @@ def make_games(
       num_games: number of games, G.
       game_kwargs: arguments of the function or class; each game receives a deep copy, except of objects that cannot be
         copied.
-      rewards: names of the entries of a vector reward, or the place of each entry, such as {'speed': 'info:speed'} for
+      rewards: names of the entries of a vector reward, or the source of each entry, such as {'speed': 'info:speed'} for
         an entry of the agent's info, see `environments.objectives`. None means the game's own reward, a number, or a
         vector if the game has a `reward_space`.
-      action_mask: place of an agent's mask of allowed actions: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a
+      action_mask: source of an agent's mask of allowed actions: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a
         method that takes the agent's name. None means the leaf `action_mask` if observations are a Dict with exactly
         `observation` and `action_mask`; otherwise no mask.
       leaves: further leaves of each observation. 'state' is the game's `state()`; 'others' are the flattened
@@ -64,11 +64,11 @@ def make_games(
         group. An observation that is not a Dict becomes the leaf `observation`.
       teams: patterns of the agents of each team, such as {'chasers': 'adversary_*'}.
       team_spirit: weight of the team's mean reward in an agent's reward, in [0, 1]; a number or a schedule of progress.
-        The agent's info then has its own reward as the entry `own_reward`.
+        The agent's info then has the agent's own reward as the entry `own_reward`.
       seed: seed of the run, passed by a Trainer. The seed of reset k of game g is derived from (seed, g, k).
       num_envs: number of games, passed by evaluations in place of `num_games`.
       evaluation: flag without effect, passed by a Trainer.
-      render_mode: render mode of the game.
+      render_mode: render mode of the game, such as 'rgb_array'; None means no frames.
 
     Raises:
       UsageError: the game does not exist, a package is missing (the message has the command that installs it), the

@@ -26,7 +26,7 @@ from alfish.parameters.schedules import Schedule
 
 
 class Place(NamedTuple):
-    """The place of an agent: the name of its group, its index in the group, and the size of the group."""
+    """The position of an agent: the name of its group, its index in the group, and the size of the group."""
 
     group: str
     number: int
@@ -44,11 +44,11 @@ class ZooGames(Games):
       seed: seed of the run. The seed of reset k of game g is derived from (seed, g, k).
       rewards: names or sources of the entries of a vector reward, as in `make_environment`; None means the reward of
         the games, a number, or a vector if they have a `reward_space`.
-      action_mask: place of the action mask: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a method that takes
+      action_mask: source of the action mask: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a method that takes
         the agent's name. None means the leaf `action_mask` if observations are a Dict with exactly `observation` and
         `action_mask`; otherwise no mask.
       leaves: further leaves of each observation: 'state', 'others', 'agent', see `Leaves`.
-      teams: patterns of the agents of each team, by its name.
+      teams: patterns of the agents' names of each team, by the team's name.
       team_spirit: weight of the team's mean reward in an agent's reward, or a schedule of this weight, see `Teams`.
       make: function that makes a new game in place of a game that fails (`tolerate_errors`); None means that errors of
         games are raised.
@@ -189,7 +189,7 @@ class ZooGames(Games):
         """Steps a game and stores the new rows. Sets `is_over` if the game has ended.
 
         Args:
-          game: number of the game.
+          game: index of the game.
           actions: action of each column in the game's units, by group.
         """
 
@@ -198,7 +198,7 @@ class ZooGames(Games):
         return all(hasattr(game, "get_state") and hasattr(game, "set_state") for game in self.games)
 
     def _restart(self, game: int, seed: int | None) -> None:
-        """Resets a game; None means a seed derived from the run's seed, the game's number and its number of resets."""
+        """Resets a game; None means a seed from the run's seed, the game's index and the number of its resets."""
         own = np.random.SeedSequence([self._seed, game, self.num_resets[game]]).generate_state(1)[0] >> 1
         self.num_resets[game] += 1
         for place in self._place.values():  # the reset ends the current episodes of all agents
@@ -270,7 +270,7 @@ class ZooGames(Games):
         """Stores the row of an agent.
 
         Args:
-          game: number of the game.
+          game: index of the game.
           agent: name of the agent.
           step_type: FIRST, MID or LAST.
           observation: observation of the agent, as the game returned it.

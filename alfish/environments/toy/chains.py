@@ -60,12 +60,12 @@ class Recall(gymnasium.Env):
     """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
     The first observation contains the one-hot code of the cue; later observations contain zeros. The last entry of an
-    observation is 1 when the action counts. The best average return without memory is 1 / num_cues, or 0.5 for two cues
-    and a Box action.
+    observation is 1 in the step whose action is rewarded. The best average return without memory is 1 / num_cues, or
+    0.5 for two cues and a Box action.
 
     Args:
       num_cues: number of equally likely cues, and of actions.
-      delay: number of actions before the action that counts; with 0, the cue is visible when the action counts.
+      delay: number of actions before the rewarded action; with 0, the cue is visible in the step of this action.
       action: kind of action: 'discrete' is the index of the cue; 'box' is a number in [-1, 1], with cues at equal
         distances. The reward of 'box' is 1 minus half the distance to the cue.
     """
