@@ -50,7 +50,7 @@ class BraxEnvironment(BraxInterface):
       seed: seed of the random keys.
       device: device of the environments and of the tensors; None means the CPU.
       time_limit: number of steps after which an episode is truncated.
-      options: arguments of the environment's class, such as {'backend': 'spring'}.
+      options: arguments of the environment's class, such as {'backend': 'spring'}; None means no arguments.
 
     Raises:
       UsageError: brax is not installed, or has no such environment.
@@ -85,8 +85,8 @@ class PlaygroundEnvironment(BraxInterface):
       num_envs: number of environments, B.
       seed: seed of the random keys.
       device: device of the environments and of the tensors; None means the CPU.
-      config: changes of the environment's configuration, such as {'impl': 'jax'}. Its `episode_length` is the number
-        of steps after which an episode is truncated.
+      config: changes of the environment's configuration, such as {'impl': 'jax'}; None means no changes. The
+        configuration's `episode_length` is the number of steps after which an episode is truncated.
 
     Raises:
       UsageError: Playground is not installed, or has no such environment.

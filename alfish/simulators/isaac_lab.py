@@ -22,14 +22,14 @@ _LAUNCHED: list[Any] = []  # Isaac Sim's launcher, kept because the process ends
 class IsaacLab(ManagerBased):
     """B environments of a task of Isaac Lab.
 
-    With version 3.0, this class sets `cfg.compute_final_obs`, so that Isaac Lab returns final observations. In terms
-    with a history or a delay, final observations lack the newest sample, which a warning reports. Version 2.3 does not
-    return final observations, see `make_environment.final_observation`.
+    With version 3.0, this class sets `cfg.compute_final_obs`, so that Isaac Lab returns final observations. If a term
+    of the observation has a history or a delay, its final value lacks the newest sample, which a warning reports.
+    Version 2.3 does not return final observations, see `make_environment.final_observation`.
 
     Args:
       task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; ids of Isaac Lab 3.0 have no '-v0'.
       num_envs: number of environments, B.
-      seed: seed in the task's configuration, which events at startup use; None means no seed.
+      seed: seed in the task's configuration, used by events at startup; None means no seed.
       device: device of the simulation; None means the device in the task's configuration.
       cfg: changes of the task's configuration by path, such as {'episode_length_s': 20.0}.
       groups: names of the groups of observations to keep, such as ['policy', 'critic']; None means all.

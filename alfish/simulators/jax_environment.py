@@ -1,8 +1,8 @@
 """Environments whose resets and steps are pure functions of JAX.
 
 B environments step and reset in one compiled function. This function also returns the final observation of each
-episode. Tensors are exchanged with JAX by dlpack, without copies. JAX and the packages are imported when an environment
-is made.
+episode. Tensors are exchanged with JAX by dlpack, without copies. JAX and the libraries of environments are imported
+when an environment is made.
 """
 
 import abc
@@ -142,7 +142,7 @@ class JaxEnvironment(Simulator):
         return self._jax.dlpack.from_dlpack(tensor.int() if tensor.dtype == torch.int64 else tensor)
 
     def _begin_all(self, keys: Any) -> tuple[Any, Any]:
-        """Returns the first episodes and their observations `[B, ...]`."""
+        """Returns new episodes and their first observations `[B, ...]`."""
         jax = self._jax
         action = jax.tree.map(jax.numpy.asarray, self.action_space.sample())  # only shapes and dtypes are used
 

@@ -373,7 +373,7 @@ class _Translation:
 
 
 class _Reference(str):
-    """Text of a gin file that is not quoted."""
+    """A value that is written to the gin file without quotes, such as `@PPO`."""
 
 
 _MODULES = {"IsaacLab": "isaac_lab", "Mjlab": "mjlab", "RslRl": "rsl_rl"}
