@@ -30,12 +30,12 @@ class CompiledUnroller(SyncUnroller):
     The graph applies transforms, calls `rollout_step`, steps the environments and stores rows, so Python runs only once
     for `chunk_length` vector steps. Random numbers and the format of rows and checkpoints are the same as with
     `SyncUnroller`, and results are equal up to rounding. Some calls compare the graph's results with those of plain
-    Python. If hooks or environments cannot be compiled, or if the results differ, a warning is
+    Python. If the algorithm's hooks or the environments cannot be compiled, or if the results differ, a warning is
     logged, and all steps run as plain Python from then on.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`; the environment must be functional.
-      chunk_length: number of vector steps in a graph. Longer graphs run faster, and take longer to compile.
+      chunk_length: number of vector steps in a graph. A graph of more steps runs faster, but takes longer to compile.
       compile: whether to compile the steps; False runs the same steps as plain Python.
 
     Raises:
@@ -71,7 +71,7 @@ class CompiledUnroller(SyncUnroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if state.get("rejected_graph"):  # else a new graph would be used until a comparison fails
+        if state.get("rejected_graph"):  # otherwise, a new graph would be used until a comparison fails again
             self._run.is_plain = True
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
@@ -124,7 +124,7 @@ class CompiledUnroller(SyncUnroller):
 
     @property
     def _has_to_look(self) -> bool:
-        """True before the first call of `act`, in which the results of the hook are checked."""
+        """True before the first call of `act`, in which the results of `rollout_step` are checked."""
         return self._actor.num_calls == 0
 
     def _chunk(self, arguments: Nest) -> Nest:
@@ -135,8 +135,8 @@ class CompiledUnroller(SyncUnroller):
             numbers `[K, B, n]` of K steps.
 
         Returns:
-          The state after the last step, and a tuple of the rows `[K, B, ...]`, their `Ends`, and their `Finished`. The
-          last is None without `_sums`.
+          The state after the last step, and a tuple of the rows `[K, B, ...]`, their `Ends`, and their `Finished`,
+          which is None without `_sums`.
         """
         (of_modules, of_environment, initial_state), carry, numbers = arguments
         rows, ends, finished = [], [], []

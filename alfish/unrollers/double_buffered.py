@@ -30,13 +30,13 @@ class DoubleBufferedUnroller(Unroller):
 
     This hides the time of the policy, or of the environments if they are faster. It needs environments that step in
     other processes or in threads (`make_environment.vectorization` 'async' or 'envpool'). Other environments make the
-    same rows without a gain in time. Columns are in the order of the groups.
+    same rows without a gain in time. The columns of an unroll are in the order of the groups.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed, because each
         group builds its own environments.
       num_groups: number of groups, which must divide the number of environments.
-      numpy_policy: setting of acting, see `SyncUnroller`.
+      numpy_policy: number of vector steps after which the policy acts with numpy, see `SyncUnroller`.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class StartedEpisodes:
       num_episodes: number of episodes to store.
 
     Attributes:
-      whole: finished episodes by number, counted in the order of their starts. An episode is a pair: the states `start`
-        before its FIRST row, with leaves `[1, ...]`, and its rows `[T+1, 1, ...]`.
+      whole: finished episodes by number, counted from 0 in the order of their starts. An episode is a pair: the states
+        `start` before its FIRST row, with leaves `[1, ...]`, and its rows `[T+1, 1, ...]`.
     """
 
     def __init__(self, num_envs: int, num_episodes: int):
@@ -119,7 +119,7 @@ def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]
     """Runs the first `num_episodes` episodes that start, each to its end.
 
     Args:
-      stepper: stepper whose next rows are FIRST.
+      stepper: stepper whose `time_step` is FIRST in all environments.
       num_episodes: number of episodes, at least 1.
 
     Returns:

@@ -119,7 +119,7 @@ class RowCheck:
     def _choices(
         self, time_step: TimeStep
     ) -> Iterator[tuple[tuple[int, str, spaces.Space], torch.Tensor, torch.Tensor]]:
-        """Yields place, name and spec of each discrete leaf, its values, and the mask of values outside its space."""
+        """Yields index, name and spec of each discrete leaf, its values, and the mask of values outside its space."""
         leaves = nest.leaves(time_step.observation) if self._leaves else []
         for k, place in enumerate(self._leaves):
             leaf = as_tensor(leaves[place[0]])

@@ -1,4 +1,4 @@
-"""Computes actions from rows before transforms, with a numpy program in place of torch if possible."""
+"""Computes actions from rows that are not transformed yet, with a numpy program in place of torch if possible."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from alfish.runs import random_state
 
 
 class PolicyRunner:
-    """Computes the policy's actions from rows before transforms, with one call for each vector step.
+    """Computes the policy's actions from rows that are not transformed yet, with one call for each vector step.
 
     Args:
       actor: actor that computes the actions.
@@ -40,7 +40,7 @@ class PolicyRunner:
         self._device = actor.device
         self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
-        self._has_looked = False  # whether the first result of the hook that acts was checked
+        self._has_looked = False  # whether the first result of the actor was checked
         self._has_looked_at_random = False  # whether the result of `random_action` was checked
         self.num_calls = 0
         self.gave_up = False
@@ -58,7 +58,7 @@ class PolicyRunner:
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
-            # The program is wrong if a hook reads a Python value that changes, because tracing makes it a constant.
+            # Some calls are compared, because tracing makes constants of Python values that may change between calls.
             elif is_checked(self.num_calls - self._numpy_policy):
                 self._compare(row)
         self.num_calls += 1
@@ -111,7 +111,7 @@ class PolicyRunner:
         return self._actor.act(*given) if self._has_looked else self._look(*given)
 
     def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
-        """Acts; checks the result of the hook, and that the hook does not write to its arguments."""
+        """Acts; checks the result of the actor, and that acting does not write to the arguments."""
         given = nest.leaves(row)
         before = [leaf._version for leaf in given]
         step, transform_state = self._actor.act(*row)

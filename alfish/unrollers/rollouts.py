@@ -97,11 +97,11 @@ def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
 
 
 def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> tuple[TimeStep, Nest, Ends | None]:
-    """Returns the rows of a cut unroll with PAD rows appended.
+    """Returns the rows of an unroll that `StragglerCut` has ended early, with PAD rows appended.
 
     Args:
       rows: time step, `[T, B]`; no step follows the last row.
-      others: leaves `[T, B, ...]`.
+      others: actions and infos, leaves `[T, B, ...]`.
       ends: LAST rows that are stored separately.
       length: number of steps of a whole unroll.
     """
@@ -196,4 +196,4 @@ class StragglerCut:
         self._num_before += replicas.size()
 
     def _num_enough(self) -> int:
-        return math.ceil(self._fraction * replicas.size() - 1e-9)  # 0.28 * 25 is above 7 in floats
+        return math.ceil(self._fraction * replicas.size() - 1e-9)  # because 0.28 * 25 is above 7 in floats

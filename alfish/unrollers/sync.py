@@ -30,7 +30,7 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
 class UnrollStart(NamedTuple):
-    """The start of an unroll: whether row 0 is in no earlier records, and the states of policy and transforms there."""
+    """The start of an unroll: whether no earlier records contain row 0, and the states before row 0."""
 
     unseen: bool
     state: Nest
@@ -58,7 +58,7 @@ class SyncUnroller(Unroller):
       overwrite_policy_output: whether the info `executed_action` replaces the stored action, for environments in which
         a human or another controller may act. Off-policy only.
       sync_fraction: fraction of the learners that must finish an unroll, in (0, 1], on-policy only. The other learners
-        then end their unrolls at their next vector step (`StragglerCut`). None means that all learners finish.
+        then end their unrolls at their next vector step (`StragglerCut`). None means that no unroll is ended early.
 
     Attributes:
       time_step: row from which the policy acts next, row 0 of the next unroll; None before `start`.
@@ -118,7 +118,7 @@ class SyncUnroller(Unroller):
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Collects the rows of `length` vector steps.
 
-        On-policy, one more row follows, because its value is needed; it is also row 0 of the next unroll. If
+        On-policy, one more row follows, from whose value returns bootstrap; it is also row 0 of the next unroll. If
         environments make two rows at the end of an episode (`Environment.uneven`), LAST rows are stored separately
         (`Experience.ends`).
 
@@ -128,7 +128,7 @@ class SyncUnroller(Unroller):
 
         Returns:
           Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The action of the additional row is
-          never executed. Leaves are arrays on the host or tensors, like the environment's.
+          never executed. Leaves are numpy arrays or tensors, like the environment's.
 
         Raises:
           RunError: an environment returned a reward or an observation that is not finite.
@@ -150,7 +150,7 @@ class SyncUnroller(Unroller):
           The result of `unroll` as tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. If environments
           are `uneven`, LAST rows are inserted (`data.in_line`), so there are more rows. Off-policy, the last action
           leads to row 0 of the next call. On-policy, the last row is row 0 of the next call, and its action is not
-          executed. `data.trainable` returns the mask of rows that train.
+          executed. `data.trainable` returns the mask of rows to train on.
 
         Raises:
           UsageError: fewer than 1 step.
@@ -328,7 +328,7 @@ class SyncUnroller(Unroller):
         self.time_step = nest.where(ended, first, last)
         if self.environment.lost is not None:
             ended = ended & ~self.environment.lost
-        # An agent that left a game early has no row when the game ends.
+        # An agent that left a game early has a PAD row when the game ends, which is not stored as a LAST row.
         return (ended & (last.step_type != StepType.PAD) if self.environment.has_gaps else ended), last
 
     def _restart_episodes(self) -> None:
@@ -359,7 +359,7 @@ class SyncUnroller(Unroller):
         return called_apart(_first_rows)(self.environment)
 
     def _record(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None, unseen: bool, infos: Any) -> None:
-        """Sets `records`, and reads the signs of the rows in the same copy; see `rollouts.records`."""
+        """Sets `records`, and reads each `RowCheck.sign` in the same copy from the device; see `rollouts.records`."""
         checked = [rows] if ends is None else [rows, ends.time_step]
         signs = list(map(self._sign, checked))
         if self.environment.sign is not None:

@@ -19,7 +19,7 @@ from alfish.processes.messages import EnvironmentCall
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 
-# Parts of an unroll, see `alfish.runs.timer.Timer`.
+# Names of the timed parts of an unroll, see `alfish.runs.timer.Timer`.
 ENVIRONMENT, POLICY = "environment", "policy"
 # Optional fields of `StepRecords`, each with the field of `TimeStep` from which it is copied.
 SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
@@ -57,8 +57,8 @@ class Unroller(abc.ABC):
     Attributes:
       num_envs: number of environments.
       num_columns: number of columns of the experience that `unroll` returns, B.
-      stepping: way of stepping environments, as text after the number of environments in the log; '' if there is
-        nothing to report.
+      stepping: way of stepping environments, as text after the number of environments in the log ("8 environments
+        in one loop"); '' if there is nothing to report.
       records: records of the last unroll for metrics, with `num_envs` columns; `StepSums` if the unroller has summed
         the rows.
       log: function that receives lines for the user.
@@ -126,9 +126,9 @@ class Unroller(abc.ABC):
 
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Collects rows. On-policy, one more row follows, because its value is needed.
+        """Collects the rows of an unroll. On-policy, one more row follows, from whose value returns bootstrap.
 
-        Leaves are arrays on the host, or tensors if the environment returns tensors.
+        Leaves are numpy arrays, or tensors if the environment returns tensors.
         """
 
     def generate_batch(self, num_steps: int) -> Experience:

@@ -156,7 +156,7 @@ class Cluster:
                 ray.shutdown()
 
 
-_USERS: set[Cluster] = set()  # clusters that share the connection
+_USERS: set[Cluster] = set()  # objects that use this process's connection
 
 
 def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
@@ -215,7 +215,7 @@ def _check_address(address: str, setting: str) -> None:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restores the handlers of signals that `ray.init` replaces.
+    """Restores the signal handlers that `ray.init` replaces.
 
     Ray's handler of SIGTERM raises SystemExit. If it runs within the context, the signal is raised again for the
     restored handler, and `Interrupted` is raised. Outside the main thread, Ray replaces no handlers.

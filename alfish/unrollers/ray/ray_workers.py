@@ -46,12 +46,13 @@ class RayWorkers(Transport):
       per_host: number of workers of one host. This number divides `count`.
       cpus_per_worker: number of processor cores that a host requests for each worker.
       spare_hosts: number of spare hosts, which replace dead hosts without the seconds that an actor takes to start.
-        When all hosts run, each spare requests as many cores as a host.
+        They are requested when all hosts run; each takes as many cores as a host.
       min_hosts: number of hosts with which the run begins; further hosts join later. None means all.
-      start_timeout: seconds until `min_hosts` hosts have answered.
+      start_timeout: maximum seconds until `min_hosts` hosts have answered.
       host_timeout: seconds of silence after which a host counts as dead. A host that gets no call for twice as long
         ends itself.
-      publish_seconds: minimum seconds between two transfers of weights to a host. In lockstep, all weights are sent.
+      publish_seconds: minimum seconds between two transfers of weights to a host; ignored in lockstep, where each
+        publication is sent.
       max_deaths: largest number of deaths of hosts within `death_window`; a further death ends the run.
       death_window: seconds of the window in which deaths are counted.
       code: origin of the user's modules. 'same': each machine has them. 'here': hosts receive the modules that the
@@ -108,7 +109,7 @@ class RayWorkers(Transport):
         self.hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
         self.all = [worker for host in self.hosts for worker in host.workers]
         self._actors, self._keeper = Actors(spare_hosts), Keeper(self.hosts, host_timeout / 2)
-        self._deadline: float | None = None  # monotonic time by which `min_hosts` must answer; None after that
+        self._deadline: float | None = None  # monotonic time by which `min_hosts` must answer; None once they have
         self._checked_at = 0.0
 
     @property

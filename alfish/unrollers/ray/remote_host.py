@@ -1,4 +1,4 @@
-"""The trainer's side of a host."""
+"""The trainer's side of a host, which is an actor of Ray that has several workers."""
 
 import threading
 import time
@@ -178,7 +178,7 @@ class RemoteHost:
 
 
 class Keeper:
-    """Thread that tells hosts that the trainer is alive, even while it evaluates or trains for minutes.
+    """Thread that tells hosts that the trainer is alive, even while the trainer evaluates or trains for minutes.
 
     Args:
       hosts: hosts to call.

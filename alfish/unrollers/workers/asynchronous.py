@@ -146,7 +146,7 @@ class AsyncUnroller(Unroller):
         self.num_envs = self.num_columns = num_workers * self.envs_per_worker
         self.num_env_errors = self._first_generation = 0
         self._running, self._closed, self._at_random, self._stats = False, False, False, Stats()
-        # `bind` and `_start` set the other fields later.
+        # `bind` and `_start` set the other fields of the plan later.
         first = num_workers, self.envs_per_worker, num_workers * slots, self._settings.stepping
         self._plan: Callable[..., Plan] = functools.partial(Plan, *first, worker_process.__name__)
 
@@ -198,7 +198,7 @@ class AsyncUnroller(Unroller):
         learning = self._acting.learning().values()
         self.num_columns = self.envs_per_worker * self.num_segments
         self._check_settings()
-        # Replay stores states only at the starts of segments.
+        # Replay stores recurrent states only at the starts of segments, which then must not be longer than an unroll.
         stores_states = any(algorithm.replay_needs.recurrent_state for algorithm in learning)
         at_least = 1 if self._is_on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))

@@ -45,7 +45,7 @@ class EnvironmentMaker:
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
         else:
-            own = bound.configurable.selector  # the factory itself would read values of this name
+            own = bound.configurable.selector  # name of the factory, which would read left-out values of its parameters
             for name, sentence in self._left_out.items():
                 if name.rpartition("/")[2].rpartition(".")[0] == own:
                     raise UsageError(sentence)

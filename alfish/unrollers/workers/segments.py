@@ -22,7 +22,7 @@ def joined(
     """Joins a policy's parts of several segments.
 
     Args:
-      parts: rows and records in each segment, in the order of their arrival. The rows are None if they are not needed.
+      parts: the policy's rows and records in each segment, in order of arrival. Rows are None if they are not needed.
       workers: index of the worker of each segment.
       num_workers: number of workers.
       on_policy: whether segments are side by side; if not, rows are in the columns of their environments.

@@ -66,7 +66,7 @@ class SharedWeights:
     """Values of tensors that the trainer publishes and workers read.
 
     Args:
-      tensors: tensors that `publish` reads or `read` writes; the lists in both processes must be equal.
+      tensors: tensors that `publish` reads or `read` writes, in the same order in the trainer and in workers.
       header, fd: descriptors of the memories, see `Publications`.
     """
 

@@ -60,19 +60,19 @@ class Transport(abc.ABC):
           forms: shape and dtype of each leaf of a slot, see `slot_forms`.
           structure: structure of these leaves, see `Slots`.
           tensors: tensors of the weights. `publish` copies their values.
-          version: `policy_version` of the current values.
+          version: `policy_version` of the tensors' current values.
         """
 
     @abc.abstractmethod
     def publish(self, version: int) -> None:
-        """Publishes the current weights. Segments that are made with these weights have this version."""
+        """Publishes the current weights as `version`, which segments made with these weights report."""
 
     @abc.abstractmethod
     def grant(self, worker: Any, grant: Grant) -> bool:
         """Grants a slot to a worker. Returns False if the worker has not started, or has ended."""
 
     def send(self) -> None:
-        """Sends collected grants. Default: does nothing, because `grant` sends at once."""
+        """Sends the grants that `grant` has collected. Default: does nothing, because `grant` sends at once."""
 
     @abc.abstractmethod
     def wait(self, timeout: float) -> Iterator[tuple[Any, FromWorker]]:
@@ -119,7 +119,7 @@ class Workers(Pool, Transport):
       death_window: seconds of the window in which deaths are counted.
       on_failure: action after more than `max_deaths` deaths: 'raise' ends the run; 'shrink' continues with the other
         workers.
-      cpus: processor cores to which workers are pinned in turn; None means that workers are not pinned.
+      cpus: indices of the processor cores to which workers are pinned in turn, such as [0, 1]; None means no pinning.
     """
 
     # Set by `start`.

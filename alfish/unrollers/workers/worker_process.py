@@ -80,7 +80,7 @@ class StepWatch:
     Attributes:
       heartbeat, tolerate: the constructor's arguments.
       num_steps: number of vector steps.
-      env_seconds: seconds of these steps; the owner resets it.
+      env_seconds: seconds of vector steps since the owner last set this attribute to 0.
     """
 
     def __init__(self, heartbeat: Heartbeat, step_interval: float, tolerate: Callable[[int, str, str], None] | None):
@@ -134,7 +134,7 @@ class WorkerUnroller(SyncUnroller):
         super().__init__(*arguments)
         self._watch, self._heartbeat, self._starts = watch, watch.heartbeat, np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
-        self._num_calls = 0  # number of the last call, see `EnvironmentCall`
+        self._num_calls = 0  # number of the last call that was made, see `EnvironmentCall`
         if watch.tolerate is not None:
             self.environment.tolerate_errors(self._report)
 
@@ -154,7 +154,7 @@ class WorkerUnroller(SyncUnroller):
             self._heartbeat.set(Heartbeat.ACTING)
 
     def make_calls(self, calls: Iterable[EnvironmentCall]) -> None:
-        """Makes calls that are new to this worker; if before the first unroll, then resets the environments again."""
+        """Makes calls that are new to this worker. Before the first unroll, it then resets the environments again."""
         new = [made for made in calls if made.number > self._num_calls]
         for made in new:
             self.environment.call(made.name, *made.arguments)
@@ -180,7 +180,7 @@ class WorkerUnroller(SyncUnroller):
             raise EnvironmentFailure from error
 
     def _replace_nonfinite(self, time_step: TimeStep) -> tuple[TimeStep, np.ndarray | None]:
-        """Replaces environments whose rows are not finite until all rows are finite.
+        """Replaces environments whose rows are not finite, repeatedly, until all rows are finite.
 
         Returns:
           The time step with FIRST rows of new environments, and a `[B]` bool mask of these environments, or None if no
