@@ -2,9 +2,10 @@
 
 A row's reward and discount belong to the action taken BEFORE the row, so an episode of k actions has k + 1 rows: FIRST,
 MID, ..., LAST. A LAST row with discount 0 is a termination. A LAST row with discount 1 is a truncation: it has the true
-final observation, and returns bootstrap from its value. After LAST comes FIRST; actions at LAST never train.
+final observation, and returns bootstrap from its value. After LAST comes FIRST; actions at LAST are never trained on.
 
-Dimensions: T time, B environments, N samples, T' the first rows of a minibatch, which have a loss; time comes first.
+Dimensions: T time, B environments, N samples of a minibatch, T' the rows at the beginning of a sample that have a
+loss; time comes first.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class TimeStep(NamedTuple):
     discount: Array  # [B] float32 in [0, 1]; 0 where the environment terminated
     observation: Nest  # [B, ...] leaves in the dtypes of their spaces, with float32 instead of float64
     prev_action: Nest  # [B, ...] the action executed before the row, in the algorithm's units; zeros at FIRST
-    env_id: Array  # [B] int32, global id of each environment
+    env_id: Array  # [B] int32, id of each environment, unique across workers
 
 
 class AlgStep(NamedTuple):
@@ -69,14 +70,14 @@ class Experience(NamedTuple):
     return_to_go: torch.Tensor | None = None
     # LAST rows that are stored separately; `in_line` inserts them; None means that no LAST row is missing from the rows
     ends: Ends | None = None
-    trains: torch.Tensor | None = None  # [T', N] bool, the rows that train; only in an update, see `Batch.mask`
+    trains: torch.Tensor | None = None  # [T', N] bool, rows that the loss uses; set only in an update, see `Batch.mask`
 
 
 class Batch(NamedTuple):
-    """A minibatch: experience and a mask of the rows that train; from replay, also the place of each window."""
+    """A minibatch: experience and a mask of the rows that the loss uses; from replay, also each window's position."""
 
     experience: Experience
-    mask: torch.Tensor  # [T', N] bool, True for rows that train
+    mask: torch.Tensor  # [T', N] bool, True for rows that the loss uses
     env_id: torch.Tensor | None = None  # [N] environment of the window
     position: torch.Tensor | None = None  # [N] int64, position of the window's row 0 in replay
     weight: torch.Tensor | None = None  # [N] float32, importance weight of the window
@@ -87,10 +88,10 @@ class LossInfo(NamedTuple):
 
     loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] loss of each parameter group; a tensor for a single group
     scalar: dict[str, torch.Tensor] | None = None  # additional 0-d losses, by parameter group
-    # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches `extra` and `priority`.
+    # For summaries: [T', N] (averaged over `Batch.mask`) or 0-d. The learner detaches `extra` and `priority`.
     extra: dict[str, torch.Tensor] | None = None
     priority: torch.Tensor | None = None  # [T', N] priority of drawing a row again, such as |TD error|
-    # [T', N] The learner skips this update and the rest of the iteration if the mean over rows that train is positive.
+    # [T', N] The learner skips this update and the rest of the iteration if the mean over `Batch.mask` is positive.
     stop: torch.Tensor | None = None
     buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values of buffers, unless the update is skipped
     # [T', N] KL(rollout policy, policy) in nats; `learner.kl_adaptive` adapts a learning rate to it
@@ -116,7 +117,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
       num_rows: number R of rows of the result, at least the largest number of rows of a column; None computes R.
 
     Returns:
-      The experience as tensors, without `ends`, and the index of each row; PAD rows have the index -1.
+      The experience as tensors, without `ends`, and the new index of each input row, -1 for PAD rows.
     """
     if experience.ends is None:
         return InLine(experience, None)
@@ -129,7 +130,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
     number = present.long() + is_followed
     end = number.cumsum(0)
     num_rows = int(end[-1].max()) if num_rows is None else num_rows
-    # Rows without a place are written to an additional last row, which is cut off.
+    # PAD rows, and entries of `last` without an end, are written to an additional last row, which is cut off.
     row = torch.where(present, end - number, num_rows)
     last_row = torch.where(ended, end[:num_steps] - 1, num_rows)
     column = torch.arange(step_type.shape[1], device=step_type.device)
@@ -148,7 +149,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
 
 
 def trainable(step_type: Any) -> Any:
-    """Returns the mask of rows that train: row t trains if it is FIRST or MID and row t + 1 is MID or LAST.
+    """Returns the mask of trainable rows: row t is trainable if it is FIRST or MID and row t + 1 is MID or LAST.
 
     The learner, the returns, and replay all use this mask; replay uses it for window starts and priorities.
 

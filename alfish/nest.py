@@ -12,8 +12,8 @@ import torch
 
 Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, of any depth; a single leaf; or None
 
-# A leaf: a numpy array on the host while rows are collected, a torch tensor in batches and later. Environments that
-# compute in torch always return tensors.
+# A leaf: a numpy array while rows are collected, a torch tensor in replay and in minibatches. Environments that compute
+# in torch always return tensors.
 Array: TypeAlias = Any
 
 # Largest copy to a GPU that goes through pinned memory, in bytes. torch keeps pinned memory, and the system cannot swap
@@ -51,7 +51,7 @@ def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
 
 
 def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:
-    """Returns the nest of `function(leaf, *leaves at the same place of the other nests)`."""
+    """Returns the nest of `function(leaf, *leaves at the same path of the other nests)`."""
     # A bare leaf is the common case, and optree takes longer than most functions.
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return function(nest, *others)
@@ -90,7 +90,7 @@ def host_view(tensor: torch.Tensor) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """Returns a leaf as an array on the host. The array of a tensor on the CPU shares the memory of the tensor.
+    """Returns a leaf as a numpy array. The array of a tensor on the CPU shares the memory of the tensor.
 
     A bfloat16 tensor is returned as a tensor on the CPU.
     """
@@ -107,7 +107,7 @@ def as_tensor(leaf: Any) -> torch.Tensor:
 
 
 def arrays(nest: Nest) -> Nest:
-    """Returns leaves as arrays on the host, see `as_array`."""
+    """Returns leaves as numpy arrays, see `as_array`."""
     return map(as_array, nest)
 
 
