@@ -124,7 +124,7 @@ def _run(name: str, module, rest: list[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):  # torch's message
             raise
-        print(f"alfish {name}: memory is exhausted: {first_line(error)}; lower the settings that need memory", file=sys.stderr)
+        print(f"alfish {name}: memory is exhausted: {first_line(error)}; lower sizes such as num_envs", file=sys.stderr)
         return 1
     except SystemExit as error:  # raised by an environment, or by other code of the user
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
