@@ -106,7 +106,7 @@ class InLine(NamedTuple):
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
-    """Returns an unroll in which the LAST rows of `experience.ends` are at their places in the stream.
+    """Returns an unroll in which the LAST rows of `experience.ends` are inserted where their episodes ended.
 
     The action and the info of a LAST row are those of the row before it. R is the largest number of rows of a column;
     computing R waits for a GPU. Existing PAD rows move to the ends of columns.

@@ -297,10 +297,10 @@ def _remark(env: VectorEnv) -> str:
 
 
 def _names(rewards: Sequence[str] | Mapping[str, str] | None) -> Sequence[str] | None:
-    """Returns the names of a vector class's reward entries; raises UsageError if entries come from other places."""
+    """Returns the names of a vector class's reward entries; raises UsageError if entries have other sources."""
     if isinstance(rewards, Mapping):
         raise UsageError(
-            f"make_environment.rewards is {rewards!r}, but a vector class has its entries only in its vector reward; "
-            "give a list of names"
+            f"make_environment.rewards is {rewards!r}, but the entries of a vector class come only from its vector "
+            "reward; give a list of names"
         )
     return rewards

@@ -137,8 +137,8 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        After `abandoned` is set, members in other processes are not asked, because they may not answer; the result then
-        has states of new generators.
+        After `abandoned` is set, members in other processes are not asked for states, because they may not answer;
+        the result then has states of new generators.
         """
         return [to_json(generator) for generator in self._generators()]
 
