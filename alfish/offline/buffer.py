@@ -24,7 +24,7 @@ PUSHED_ROWS, PUSHED_BYTES = 4096, 2**27  # limits of one copy: rows per column, 
 
 
 class StoredEpisode(NamedTuple):
-    """Place of an episode: rows `position` to `position + length`, inclusive, of `column`."""
+    """Place of an episode in the ring: rows `position` to `position + length`, inclusive, of column `column`."""
 
     id: str
     column: int
@@ -36,8 +36,8 @@ class StoredEpisode(NamedTuple):
 class EpisodeBuffer(RingBuffer):
     """A read-only ring of episodes; windows are drawn as in `RingBuffer`.
 
-    Episodes are placed from the longest to the shortest, each in the currently shortest column. `env_id` is the number
-    of the column, because the rows do not come from an environment.
+    Episodes are placed from the longest to the shortest, each in the currently shortest column. The `env_id` of a
+    row is the index of its column, because the rows do not come from environments.
 
     Args:
       episodes: validated episodes; the list is emptied while the ring is filled, so that episodes are not in memory
@@ -47,7 +47,7 @@ class EpisodeBuffer(RingBuffer):
         `OfflineBuffer`.
 
     Attributes:
-      episodes: place of each episode, in the order of the argument.
+      episodes: place of each episode in the ring, in the order of the argument `episodes`.
     """
 
     has_newest = False  # rows are ordered by the lengths of episodes, not by time
@@ -85,7 +85,7 @@ class EpisodeBuffer(RingBuffer):
         raise TypeError("an OfflineBuffer is read-only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range in which windows of two rows may start, for any `window_length`.
+        """Returns each column's range in which windows of two rows may start, whatever `window_length` is.
 
         No rows are added later, so the last transitions of a column may also start windows. If such a window is longer
         than two rows, it repeats the column's LAST row.
@@ -97,7 +97,7 @@ class EpisodeBuffer(RingBuffer):
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Returns rows; beyond the ends of a column, repeats its first or last row without training it."""
+        """Returns rows. Positions beyond an end of a column give its first or last row; such copies do not train."""
         return super()._read(column, np.clip(position, 0, self._ends[column] - 1))
 
     def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
@@ -129,10 +129,10 @@ class OfflineBuffer(EpisodeBuffer):
 
     Args:
       sources: sources of the episodes: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
-      length: maximum total number of rows; an episode of T transitions has T+1 rows. The report lists episodes that do
-        not fit. None means no limit.
+      length: maximum total number of rows; an episode of T transitions has T+1 rows. From the first episode that does
+        not fit, all episodes are left out, and the report lists them. None means no limit.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
-      env_id: environment whose spaces the data must fit; required if a source declares no spaces.
+      env_id: environment whose spaces the data must fit; required if neither a source nor `spaces` gives the spaces.
       spaces: spaces that the data must fit, instead of `env_id`.
       top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
       holdout_fraction: fraction of the episodes in `holdout`, in [0, 1). These episodes do not train; they are evenly
@@ -143,13 +143,13 @@ class OfflineBuffer(EpisodeBuffer):
       device: device of the rows and of the windows.
       directory: directory for memory-mapped files of the rows, on the CPU; None means that rows are in memory. In both
         cases the episodes are first read into memory.
-      keeps_episodes: whether the buffer indexes the start and the end of each row's episode.
+      keeps_episodes: whether the buffer indexes the start and the end of each row's episode, for `HindsightReplay`.
       return_gamma: discount per environment step of `return_to_go`, in [0, 1]; None means no `return_to_go`.
 
     Attributes:
       spaces: spaces of the data.
       report: report of the validator.
-      episodes: place of each episode that is not held out, in the order of the sources.
+      episodes: place in the ring of each episode that is not held out, in the order of the sources.
       holdout: buffer of held-out episodes; None if there are none.
 
     Raises:
@@ -248,7 +248,7 @@ class _RowReader:
         self._left: list[np.ndarray] = []  # leaves of the current episode's unread rows
 
     def read_into(self, target: Nest, encoder: EpisodeEncoder) -> None:
-        """Writes the next rows into leaves `[count, ...]`; entries without a row do not change."""
+        """Writes the next rows into `target`, leaves `[count, ...]`. If fewer rows are left, its last entries stay."""
         leaves = nest.leaves(target._replace(time_step=target.time_step._replace(env_id=None)))
         done, count = 0, len(leaves[0])
         while done < count:
@@ -285,7 +285,7 @@ def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
 
 
 def _stored(episodes: list[Episode], columns: list[list[int]]) -> list[StoredEpisode]:
-    """Returns the place of each episode, in the order of the episodes."""
+    """Returns the place of each episode in the ring, in the order of `episodes`."""
     found: dict[int, StoredEpisode] = {}
     for column, members in enumerate(columns):
         position = 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from alfish.errors import counted, printable
 
-LEVELS = ("error", "mended", "warning", "note")
+LEVELS = ("error", "mended", "warning", "note")  # "mended" is for faults that were corrected
 NUM_SHOWN = 5  # maximum number of episode ids in one line
 NUM_BINS = 10
 MAX_WORDS = 600  # maximum number of characters of a finding, because names in a file may have any length
@@ -38,7 +38,7 @@ class DataReport:
         """Adds a finding; findings with the same text share a line.
 
         Args:
-          level: level of the message, one of `LEVELS`.
+          level: level of the finding, one of `LEVELS`.
           what: text that completes "episode 7: ...", or a sentence that is not about a single episode.
           episode_id: id of the episode that the text concerns.
           values: values `[T, ...]` that the finding is about; the report shows their range. None shows no range.

@@ -37,7 +37,8 @@ class EpisodeWriter(abc.ABC):
 
     Args:
       name: name of the data set, for messages.
-      making: temporary directory in which the data set is written; `_put_in_place` moves it to its final place.
+      making: temporary directory in which the data set is written; `_put_in_place` moves the data set from there to
+        its final path.
 
     Raises:
       RunError: a file cannot be written; raised by each method.
@@ -64,7 +65,7 @@ class EpisodeWriter(abc.ABC):
             self._write_waiting()
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Writes the remaining episodes and moves the data set to its place.
+        """Writes the remaining episodes and moves the data set to its final path.
 
         Args:
           about: description of the data's origin in JSON's types, stored with the data.
@@ -103,11 +104,11 @@ class DataSetWriter(EpisodeWriter):
     """Writes a data set in alfish's own format; the index file stores the description from `finish`.
 
     Args:
-      directory: path of the directory, which is new or empty.
+      directory: path of the data set's directory, which must not exist yet or be empty.
       spaces: spaces of the episodes.
 
     Raises:
-      UsageError: the directory is not empty, or has no name.
+      UsageError: the path is a file, or a directory with content, or has no name, such as '.'.
       RunError: a file cannot be written; raised by each method.
     """
 
@@ -163,7 +164,7 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     """Yields the episodes that `packed_episodes` packed.
 
     Raises:
-      LookupError, TypeError, ValueError: the state is not a result of `packed_episodes`.
+      LookupError, TypeError, ValueError, UsageError: the state is not a result of `packed_episodes`.
     """
 
     def array(name: str, tensor: Any) -> np.ndarray:

@@ -16,11 +16,11 @@ from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 
 
 class Episode(NamedTuple):
-    """T transitions. Validated episodes have the shapes and dtypes below; episodes of a source may violate them."""
+    """An episode of T transitions. Once validated, it has the shapes and dtypes below; before, it may have others."""
 
-    id: str  # number or name in the source, for people
-    observations: Nest  # [T+1, ...] each leaf; row T is the final observation
-    actions: Nest  # [T, ...]
+    id: str  # number or name of the episode in the source, for messages
+    observations: Nest  # leaves [T+1, ...]; row T is the final observation
+    actions: Nest  # leaves [T, ...]
     rewards: np.ndarray  # [T], or [T, R]
     terminated: np.ndarray  # [T] bool
     truncated: np.ndarray  # [T] bool
@@ -69,7 +69,7 @@ class EpisodeSource(abc.ABC):
 
 
 class Arrays(EpisodeSource):
-    """Episodes in memory.
+    """Source of episodes that are already in memory.
 
     Args:
       episodes: list of episodes; it may be empty.
@@ -93,7 +93,7 @@ def without_final_observation(
     If the episode terminated, the last observation is repeated, because the value of the final observation is not
     needed. Otherwise the value is needed: the last transition is dropped, and its observation becomes the final
     observation. Note that goals of `HindsightReplay` and rewards of `ICM` read the final observation even of a
-    terminated episode.
+    terminated episode, and so read the repeated observation.
     """
     if len(terminated) and terminated[-1]:
         repeated = nest.map(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observations)
@@ -106,11 +106,11 @@ def without_final_observation(
 
 
 def ends(length: int, terminated: Any, truncated: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns flags `[T]` of the steps, terminated and truncated, for an episode of T = `length` transitions.
+    """Returns the flags `terminated` and `truncated`, `[T]` bool each, of an episode of T = `length` transitions.
 
     Args:
       length: number of transitions.
-      terminated, truncated: flags of the last step; all other flags are False.
+      terminated, truncated: flags of the last transition; the flags of all other transitions are False.
     """
     flags = np.zeros((2, length), bool)
     if length:

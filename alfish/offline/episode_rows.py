@@ -70,8 +70,8 @@ def episodes(
 ) -> Iterator[Episode]:
     """Yields the episodes in consecutive rows of one environment.
 
-    If the beginning of the first episode is lost, the episode starts with its oldest row. An episode without a LAST row
-    is truncated at its last row: at the newest row, or where an environment was rebuilt.
+    If the beginning of the first episode was overwritten, the episode starts with its oldest row. An episode without a
+    LAST row was still running, or its environment was rebuilt; it counts as truncated at its newest row.
 
     Args:
       name: name of the environment; ids of episodes begin with it.

@@ -20,7 +20,7 @@ from alfish.offline.recorded_spaces import Spaces
 
 @dataclass(frozen=True)
 class LeafForm:
-    """Shape, dtype and space of a leaf of an observation or action in each step."""
+    """Shape, dtype and space that a leaf of the observation or action has in each step."""
 
     shape: tuple[int, ...]
     dtype: np.dtype  # dtype of stored values
@@ -65,7 +65,7 @@ class RecordedMask:
         return result
 
     def forbids(self, observations: Nest, actions: Nest) -> bool:
-        """Returns whether any of the actions `[T, ...]` is forbidden at its row; observations have at least T rows."""
+        """Returns whether a mask forbids the action `[T, ...]` of its row; `observations` have at least T rows."""
         taken = self._units.from_environment(actions)
         mask = self._reader.mask(observations)[: len(nest.leaves(taken)[0])]
         return bool(self._reader.layout.forbids(mask, taken).any())
@@ -234,12 +234,12 @@ def _leaves(space: spaces.Space | None) -> Nest:
 
 
 def _guessed(values: np.ndarray) -> LeafForm:
-    """Returns the form of a leaf in the first episode, which all episodes must have."""
+    """Returns the form of a leaf of the first episode; all other episodes must have the same form."""
     return LeafForm(values.shape[1:], _kept_dtype(values.dtype), None)
 
 
 def _kept_dtype(dtype: Any) -> np.dtype:
-    """Returns the dtype that is kept: float32 for all floats."""
+    """Returns the dtype in which values are stored: float32 for all floats, otherwise `dtype`."""
     dtype = np.dtype(dtype)
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 

@@ -13,7 +13,7 @@ from alfish.errors import UsageError
 SMALL = 64 * 2**20  # bytes that a file of any size may declare
 # Largest ratio of declared to stored bytes in a file that declares more than SMALL; compressed frames reach about 100.
 MAX_EXPANSION = 250
-MAX_PARTS = 1000  # maximum number of parts of a nest
+MAX_PARTS = 1000  # maximum number of containers and leaves of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
@@ -25,7 +25,7 @@ def check_expansion(declared: int, stored: int, name: str) -> None:
     """Checks that a file does not declare far more content than it stores.
 
     Args:
-      declared: number of bytes of the content in memory.
+      declared: number of bytes of the uncompressed content, as the file declares it.
       stored: number of bytes of the file.
       name: name of the file.
 
@@ -44,7 +44,7 @@ def check_memory(num_bytes: int, name: str) -> None:
 
     Args:
       num_bytes: number of bytes of the data in memory.
-      name: name of the file, or of its part.
+      name: name of the file, or of a part of the file, for the message.
 
     Raises:
       NotEnoughMemory: the data do not fit; the message gives both sizes.
@@ -68,7 +68,9 @@ def stored_values(metadata: Any) -> list[tuple[str, int]]:
 
 
 def check_nest(values: Any, name: str) -> None:
-    """Checks that a nest has at most `MAX_PARTS` parts; shared parts could otherwise expand without limit.
+    """Checks that a nest has at most `MAX_PARTS` parts: containers and leaves.
+
+    A part that the file refers to many times counts each time; such parts could otherwise expand without limit.
 
     Args:
       values: nest of dicts, tuples and lists.
@@ -109,7 +111,7 @@ def check_tensor(value: Any, name: str) -> torch.Tensor:
 def memory_at_hand() -> int:
     """Returns the bytes that can be allocated: the machine's available memory, limited by the container's limit."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):  # other systems lack this file
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):  # only Linux has this file
         line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
         available = int(line.split()[1]) * 1024
     with contextlib.suppress(OSError, ValueError):  # 'max' means no limit

@@ -22,14 +22,14 @@ from alfish.processes.inheritance import variable_set
 from alfish.runs.files import temporary_of
 
 MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads the variable whenever it looks up its data directory
-MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on missing metadata, which are hidden
+MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # Minari's warnings about metadata, which are hidden
 
 
 def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None) -> EpisodeWriter:
     """Returns a writer for `minari:namespace/name-v0`, or for a directory.
 
     Args:
-      output: output, as the user gave it.
+      output: `minari:namespace/name-v0`, or the path of a directory that is new or empty.
       spaces: spaces of the episodes; episodes of a Minari data set can be written only if both spaces are known.
       env_spec: gymnasium's specification of the episodes' environment, which Minari stores; see `rebuildable`.
 
@@ -80,8 +80,8 @@ class MinariWriter(EpisodeWriter):
     'seeds', one for each episode, are also stored in Minari's own fields.
 
     Args:
-      dataset_id: id of the data set, `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or
-        `~/.minari/datasets`.
+      dataset_id: id of the data set, `namespace/name-v0`. Its directory is inside the directory that the environment
+        variable `MINARI_DATASETS_PATH` names, by default `~/.minari/datasets`.
       data_spaces: spaces of the episodes.
       env_spec: specification for `recover_environment`; None means that Minari cannot make the environment.
 

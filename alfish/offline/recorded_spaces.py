@@ -20,7 +20,7 @@ class Spaces(NamedTuple):
 
 
 NO_SPACES = Spaces()
-MAX_SIZE = 2**25  # maximum total number of numbers in an observation or action
+MAX_SIZE = 2**25  # maximum total number of entries of the Boxes in a space
 
 MAX_WORDS = 500  # maximum number of characters of a space in a message
 
@@ -62,7 +62,7 @@ def _from_stored(stored: Mapping[str, Any]) -> TrainedSpaces:
     observation, action = (from_json(stored[name]) for name in ("observation", "action"))
     if observation is None or action is None:
         raise ValueError("a space is missing")
-    entries = stored.get("reward_names", *stored["reward_shape"])  # older checkpoints had no names
+    entries = stored.get("reward_names", *stored["reward_shape"])  # older checkpoints store no names
     return TrainedSpaces(observation, action, specs.reward_spec(entries))
 
 
@@ -157,7 +157,8 @@ def from_json(value: Any) -> spaces.Space | None:
     """Returns the space that `to_json` converted.
 
     Raises:
-      KeyError, TypeError, ValueError: the value is not a result of `to_json`, or has more than `MAX_SIZE` numbers.
+      KeyError, TypeError, ValueError: the value is not a result of `to_json`,
+        or its Boxes have more than `MAX_SIZE` entries.
     """
     if value is None:
         return None
@@ -240,7 +241,7 @@ def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
 
 def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
     if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
-        # Integer bounds are widened by 0.5 before scaling, unlike float bounds; see `specs.ActionUnits`.
+        # An integer Box does not fit a float Box: its bounds are widened by 0.5 before scaling, see `ActionUnits`.
         if there.shape != here.shape or (there.dtype.kind == "f") != (here.dtype.kind == "f"):
             return False
         there, here = specs.without_vast_bounds(there), specs.without_vast_bounds(here)

@@ -24,11 +24,11 @@ class SourceReading:
     Args:
       sources: sources of the episodes: `scheme:where`, or `EpisodeSource` objects.
       environment: spaces that the data must fit; also used for sources that declare no spaces.
-      reward: space of the environment's reward, which the data must fit; None means unknown.
+      reward: space of the environment's reward, which the data must fit; None means that rewards are not checked.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
 
     Attributes:
-      spaces: spaces of the data: the environment's spaces, or the spaces of the first source that declares any.
+      spaces: spaces of the data: `environment`, or if that is incomplete, those of the first source that declares both.
       report: report on the episodes that were read.
 
     Raises:
@@ -92,10 +92,11 @@ def selected(
       reading: reading of the sources; it is read to its end.
       length: maximum total number of rows; the report lists episodes that do not fit. None means no limit.
       top_fraction: fraction of the fitting episodes to keep, in (0, 1]: the episodes with the greatest returns.
-      holdout_fraction: fraction of the remaining episodes to hold out, in [0, 1), evenly spaced.
+      holdout_fraction: fraction of the kept episodes to hold out, in [0, 1); they are evenly spaced.
 
     Raises:
-      UsageError: no episode fits, or no episode is left to train on.
+      UsageError: the first episode does not fit, no episode is left to train on, or `top_fraction` is below 1 and
+        rewards are vectors.
     """
     episodes = _fitting(reading, length)
     report = reading.report
@@ -109,7 +110,7 @@ def selected(
 
 
 def _fitting(reading: SourceReading, length: int | None) -> list[Episode]:
-    """Returns the first episodes whose total number of rows is at most `length`."""
+    """Returns as many of the first episodes as fit into `length` rows; adds the other episodes to the report."""
     fitting: list[Episode] = []
     left_out: list[str] = []
     num_rows = 0

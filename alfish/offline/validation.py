@@ -4,7 +4,7 @@ Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, a different nest or shape, a dtype that cannot be cast, an
    unreadable episode, a Discrete, MultiDiscrete or MultiBinary value out of range, an action that its mask forbids. An
    episode with such an error can never be used.
-2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
+2. errors of content, which `policy = 'warn'` lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
 3. corrected faults: values of another dtype (cast), a step that is both terminated and truncated (counts as
    terminated), a last step that is neither (counts as truncated), T observations instead of T+1 (see
@@ -109,7 +109,7 @@ class Validator:
       is_named: whether the spaces come from an environment that the user named.
 
     Raises:
-      UsageError: the policy does not exist, or a space is not supported.
+      UsageError: `policy` is not one of `POLICIES`, or a space is not supported.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Validator:
         is_named: bool = False,
     ):
         if policy not in POLICIES:
-            raise UsageError(f"the policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
+            raise UsageError(f"the policy for faulty episodes is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self._policy = policy
         self.report = DataReport() if report is None else report
         self._form = EpisodeForm(spaces, self.report)
@@ -158,7 +158,7 @@ class Validator:
         """Adds the warnings of `Survey`; called after the last episode.
 
         Raises:
-          UsageError: the policy is 'raise' and there was an error, or no episode remains.
+          UsageError: `policy` is 'raise' and an episode has an error, or no episode is usable.
         """
         report = self.report
         if report.num_kept:
@@ -184,7 +184,7 @@ class Validator:
             raise UsageError(f"{report.name} has no usable episode: {why}")
 
     def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:
-        """Yields the faults that the policy 'warn' tolerates, with their treatment and the values to show."""
+        """Yields faults that `policy = 'warn'` tolerates: sentence, clause about the treatment, and values to show."""
         named = [*self._form.observations(episode), *self._form.actions(episode)]
         for name, value in [*((name, value) for name, value, _ in named), ("reward", episode.rewards)]:
             if value.dtype.kind == "f" and not np.isfinite(value).all():

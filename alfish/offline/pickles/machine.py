@@ -28,7 +28,7 @@ ELSEWHERE = frozenset({"PERSID", "BINPERSID", "NEXT_BUFFER"})  # instructions fo
 
 
 class _Name:
-    """A name that is allowed."""
+    """Name `module.name` of a function or class to which a pickle may refer."""
 
     def __init__(self, path: str):
         self.path = path

@@ -33,7 +33,7 @@ class DType:
         self._code, self._order = code, "="
 
     def __setstate__(self, state: Any) -> None:
-        """Sets the byte order from the state that numpy pickles. Other entries describe structured dtypes.
+        """Sets the byte order from the state that numpy pickles. Its other entries describe structured dtypes.
 
         Raises:
           PickleError: the dtype is structured, or the state does not have numpy's form.
@@ -135,7 +135,7 @@ class Inert:
         return self.path.rpartition(".")[2]
 
     def set(self, state: Any) -> None:
-        """Sets attributes, including those in slots. Any other state is dropped, because it is never read."""
+        """Sets attributes from a dict, or from a pair of dicts, the second for slots. Ignores any other state."""
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         for part in parts:
             if isinstance(part, dict):

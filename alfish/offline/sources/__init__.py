@@ -20,7 +20,7 @@ from alfish.offline.sources.source_files import said
 class Scheme(NamedTuple):
     module: str  # module in this folder
     source: str  # name of the class; its arguments are the text after the colon and the environment's spaces
-    example: str  # source that messages show
+    example: str  # name of a source, as an example in messages
     options: tuple[str, ...] = ()  # names of its options, see `open_source`
 
 
@@ -39,7 +39,7 @@ SCHEMES = {
 }
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
-MAX_NAME, MAX_SENTENCE = 500, 2000  # maximum number of characters, because names in a file may have any length
+MAX_NAME, MAX_SENTENCE = 500, 2000  # maximum numbers of characters in messages; a file's names may be longer
 
 
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
@@ -70,7 +70,7 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
 
 
 def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
-    """Splits the text after a scheme into the place of the data and options.
+    """Splits the text after a scheme into the path or name of the data, and options.
 
     Raises:
       UsageError: an option does not exist for this scheme, or the value of `dones` is not allowed.

@@ -1,7 +1,7 @@
 """The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or a single checkpoint file.
 
-Each environment has a ring: the row at position p has the index p modulo the length. An episode whose beginning was
-overwritten starts with its oldest row. The algorithm's `rollout_info` is not read. The format declares no spaces.
+Each environment has a ring: the row at position p has the index p modulo the ring's length. An episode whose beginning
+was overwritten starts with its oldest row. The algorithm's `rollout_info` is not read. The format declares no spaces.
 """
 
 import pickle
@@ -80,7 +80,9 @@ class ALFSource(EpisodeSource):
 
             step_type, reward, discount = (read(self._rows[name]) for name in FIELDS[:3])
             if size and step_type[0] != 0:
-                self.note(f"environment {env}: the beginning of its oldest episode was overwritten; the rest is kept")
+                self.note(
+                    f"environment {env}: the beginning of its oldest episode was overwritten; its later rows are kept"
+                )
             observation, action = nest.map(read, self._rows["observation"]), nest.map(read, self._action)
             yield from episode_rows.episodes(str(env), step_type, reward, discount, observation, action)
 
@@ -103,8 +105,8 @@ def _load(path: Path) -> Any:
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError, LookupError, MemoryError) as error:
             raise UsageError(
-                f"{path} is truncated or damaged: none of its {path.stat().st_size:,} bytes are readable, because its "
-                f"table of contents is at the end; copy it again ({said(error)})"
+                f"{path} is truncated or damaged: none of its {path.stat().st_size:,} bytes are readable, because the "
+                f"table of contents at its end is missing; copy it again ({said(error)})"
             ) from error
 
 

@@ -133,7 +133,7 @@ def _column(file: Any, name: str, i: int) -> Nest:
 
 
 def _read(stored: Any) -> np.ndarray:
-    """Reads a data set of numbers into memory."""
+    """Reads an HDF5 data set of numbers into memory."""
     if getattr(stored, "dtype", np.dtype(object)).kind not in flat.NUMBERS:
         raise TypeError(f"{stored.name} has no numbers")
     check_memory(stored.nbytes, stored.name)
@@ -141,6 +141,6 @@ def _read(stored: Any) -> np.ndarray:
 
 
 def _action(values: np.ndarray) -> np.ndarray:
-    """Returns actions `[T, ...]` in the form of their space; the format stores discrete actions as `[T, 1]`."""
+    """Returns actions `[T, ...]`; discrete actions, which the format stores as `[T, 1]` integers, become `[T]`."""
     is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if is_discrete else values

@@ -18,7 +18,7 @@ SAME = 1e-6  # largest difference between observations that count as equal
 
 
 class TransitionTable(NamedTuple):
-    """N transitions. Leaves are arrays, or objects that return an array when they are sliced."""
+    """Table of N transitions. Leaves are arrays, or objects that return an array when they are sliced."""
 
     observations: Nest  # [N, ...]
     actions: Nest  # [N, ...]
@@ -82,7 +82,7 @@ def check_shapes(table: TransitionTable, name: str) -> None:
 
 
 def check_rows(values: Any, label: str) -> None:
-    """Checks that values are an array of numbers with rows.
+    """Checks that values are an array `[N, ...]` of numbers, whose rows are not empty.
 
     Raises:
       UsageError: the values are not such an array; the message says what they are.
@@ -101,11 +101,11 @@ def check_rows(values: Any, label: str) -> None:
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
     """Finds the ends of episodes.
 
-    An episode ends at a flag, at the end of the table, and where the next observation differs from the observation of
-    the next row.
+    An episode ends at a row with a flag, at the last row of the table, and at a row whose `next_observations` differ
+    from the `observations` of the following row.
 
     Returns:
-      The row after the last row of each episode, `[E]` int64; and the number of ends without a flag.
+      Index of the row after the last row of each episode, `[E]` int64; and the number of ends without a flag.
     """
     count = len(table.rewards)
     flagged = marked(table)
@@ -212,5 +212,5 @@ def warnings(table: TransitionTable, flag: str, num_unmarked: int = 0) -> Iterat
         yield (
             f"{num_unmarked:,} of {count:,} rows end an episode because the next observation is not the observation of "
             f"the next row (typical difference {typical:.1g}), so n-step returns, memory and returns of episodes are "
-            "meaningless; if rounding is the cause, write both in the same precision"
+            "meaningless; if rounding is the cause, write both columns in the same precision"
         )

@@ -2,9 +2,9 @@
 
 Needs the extra 'arrow'. An episode terminated if its last frame has both `next.done` and `next.success`. A terminated
 episode keeps the reward of its last frame, and its last observation is used as the final observation. Any other episode
-is truncated: its last frame becomes the final observation, and the action and reward of that frame are dropped. In both
-cases, a frame after the frame with `next.done` is the final observation. The indices and lengths of episodes must agree
-with `meta`.
+is truncated: its last frame becomes the final observation, and the action and reward of that frame are dropped. If a
+frame follows the frame with `next.done`, it is the final observation in both cases. The indices and lengths of episodes
+must agree with `meta`.
 
 Videos are not read. Several `observation.*` columns become a dict with the names after the dot; a single such column
 becomes the observation. The format declares no spaces.
@@ -137,7 +137,7 @@ class LeRobotSource(EpisodeSource):
             yield self._episode(unread, faults)
 
     def _faults(self) -> tuple[dict[int, str], list[int]]:
-        """Returns the faults by the index of the episode, and the list of missing indices.
+        """Returns the fault of each faulty episode by its index, and the list of the indices of missing episodes.
 
         Raises:
           UsageError: `meta` declares far more episodes than there are frames.
@@ -180,7 +180,7 @@ class LeRobotSource(EpisodeSource):
         return faults, [i for i in range(total) if i not in places]
 
     def _lengths(self) -> tuple[dict[int, int], str]:
-        """Returns the length of each episode that `meta` declares, and the name of the declaring file."""
+        """Returns the lengths that `meta` declares, by index of the episode, and the name of the declaring file."""
         meta = self._root / "meta"
         if (lines := meta / "episodes.jsonl").exists():
             check_regular(lines)
@@ -255,7 +255,7 @@ class LeRobotSource(EpisodeSource):
 
 
 class ParquetTable:
-    """Rows with several columns."""
+    """Rows of a parquet file: one array `[length, ...]` for each column."""
 
     def __init__(self, columns: dict[str, np.ndarray], length: int):
         self.columns, self.length = columns, length

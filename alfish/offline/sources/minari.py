@@ -123,7 +123,7 @@ class MinariSource(EpisodeSource):
 
 
 def _held(data: Path, data_format: str) -> set[int]:
-    """Returns the numbers of the episodes in the files.
+    """Returns the indices of the episodes in the files.
 
     Raises:
       UsageError: the files refer to other files, or declare more than they store.
@@ -135,7 +135,7 @@ def _held(data: Path, data_format: str) -> set[int]:
         check_regular(path)
         if path.suffix == f".{data_format}":
             declared = 0
-            # Reading a damaged file raises an error that names it.
+            # Errors are ignored here, because reading the episode raises an error that names the file.
             with contextlib.suppress(OSError, ValueError, LookupError):
                 declared = _declared(path, data_format)
             check_expansion(declared, path.stat().st_size, str(path))
@@ -147,7 +147,7 @@ def _declared(path: Path, data_format: str) -> int:
     """Returns the bytes of a file's rows in memory; compressed rows may be a thousand times smaller."""
     if data_format == "parquet":
         with optional_module("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
-            stored = sum(values for _, values in stored_values(file.metadata))  # includes lists of any length
+            stored = sum(values for _, values in stored_values(file.metadata))  # includes the entries of lists
             return max(stored, file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types)))
     ipc = optional_module("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
@@ -199,14 +199,14 @@ def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
 
 
 def _parts(space: spaces.Space, path: str) -> Iterator[tuple[str, spaces.Space]]:
-    """Yields the parts of nested dicts, each with its name."""
+    """Yields the entries of nested Dict spaces, each with its name, such as `observation.camera`."""
     for key, child in space.items() if isinstance(space, spaces.Dict) else ():
         yield f"{path}.{key}", child
         yield from _parts(child, f"{path}.{key}")
 
 
 def _without(space: spaces.Space, left_out: Collection[str], path: str = "observation") -> spaces.Space:
-    """Returns a space without some of its parts."""
+    """Returns a space without the entries that `left_out` names."""
     if not isinstance(space, spaces.Dict):
         return space
     named = {key: f"{path}.{key}" for key in space}

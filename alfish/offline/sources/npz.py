@@ -47,10 +47,10 @@ DAMAGE = (ValueError, TypeError, OSError, EOFError, RuntimeError, LookupError, z
 
 
 class NpzMember:
-    """An array in an .npz file, of which a slice loads only its rows, unless the array is in Fortran order.
+    """An array in an .npz file. A slice loads only the sliced rows, unless the array is in Fortran order.
 
     Slices are fastest in ascending order, because any other slice reads the array from its beginning. After the last
-    row is read, the file's checksum is verified.
+    row is read, the array's checksum is verified.
 
     Args:
       archive: open file.
@@ -110,7 +110,7 @@ class NpzMember:
             at += len(part)
         self._row += count
         if self._row == len(self):
-            self._file.read(1)  # the checksum is compared at the end
+            self._file.read(1)  # at the end of the array, zipfile compares the checksum
         return array
 
     @contextlib.contextmanager
@@ -255,7 +255,7 @@ class NpzSource(EpisodeSource):
         return lengths
 
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
-        """Returns an episode's flags `[T]`; the file has one for each episode, or one for each transition."""
+        """Returns an episode's flags `[T]`; the file has one flag for each episode, or one for each transition."""
         length = rows.stop - rows.start
         if values is None:
             return np.zeros(length, bool)

@@ -77,10 +77,10 @@ def said_of_directory(path: Path) -> str:
 
 
 def check_beginning(path: Path) -> None:
-    """Checks that a file is not a placeholder for missing data.
+    """Checks that a file is neither a web page, nor a Git LFS pointer, nor compressed.
 
     Raises:
-      UsageError: the file is a web page, a Git LFS pointer, or compressed.
+      UsageError: the file is one of these; the message names the remedy.
     """
     begin = b""
     with contextlib.suppress(OSError), open(path, "rb") as file:  # reading the file later reports the error

@@ -1,7 +1,7 @@
-"""The collected rows of a run, from its newest checkpoint in `replay/`.
+"""The rows that a run collected, from its newest checkpoint in `replay/`.
 
 Rows are in the algorithm's units, so the environment's spaces are needed to convert them to the environment's units.
-The checkpoint contains the spaces. The configuration of the run is not read, and no parts are built.
+The checkpoint contains the spaces. The configuration of the run is not read, and no environment or network is built.
 """
 
 import functools
@@ -80,7 +80,7 @@ class RunSource(EpisodeSource):
             step = nest.map(lambda leaf: leaf[:, 0].numpy(), ring.stream(column).time_step)
             if step.step_type[0] != StepType.FIRST:
                 self.note(
-                    f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
+                    f"environment {column}: the beginning of its oldest episode was overwritten; later rows are kept"
                 )
             assert self.spaces.observation is not None and self.spaces.action is not None
             self._check_raw(step.observation, observation_spec(self.spaces.observation))
@@ -93,7 +93,7 @@ class RunSource(EpisodeSource):
             )
 
     def _check_raw(self, observation: Nest, spec: Nest) -> None:
-        """Raises UsageError if rows `[T, ...]` have features of a `FrozenEncoder` instead of a leaf."""
+        """Raises UsageError if leaves `[T, ...]` are features of a `FrozenEncoder` instead of raw observations."""
         for (name, leaf), space in zip(nest.named_leaves(observation, "observation"), nest.leaves(spec)):
             if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
                 raise UsageError(

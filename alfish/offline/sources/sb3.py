@@ -54,7 +54,7 @@ INERT = (
 )
 ARRAYS = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
 SEQUENCES = (list, tuple, np.ndarray)
-MAX_PARTS = 300  # maximum number of parts of a space
+MAX_PARTS = 300  # maximum number of parts of a space: the space and all spaces nested in it
 NEEDED = ("observations", "actions", "rewards", "dones", "pos", "full", "observation_space", "action_space")
 
 
@@ -202,7 +202,7 @@ class SB3Source(EpisodeSource):
 
 
 class _Size:
-    """Counts the parts of a space and the numbers in its bounds, because shared parts could expand without limit."""
+    """Counts the parts of a space and the numbers in their bounds. A part that occurs many times counts each time."""
 
     def __init__(self) -> None:
         self._parts = self._numbers = 0
@@ -211,7 +211,7 @@ class _Size:
         """Counts a part; if `numbers` is positive, counts the numbers in the part's bounds instead.
 
         Raises:
-          UsageError: there are too many parts; the message names `where`.
+          UsageError: there are too many parts or numbers; the message names `where`.
         """
         self._parts, self._numbers = self._parts + (not numbers), self._numbers + numbers
         if self._parts > MAX_PARTS or self._numbers > MAX_SIZE:
@@ -221,7 +221,7 @@ class _Size:
 
 
 def _space(said: Any, where: str, size: _Size) -> spaces.Space:
-    """Returns the space that an inert object describes; `size` counts its parts."""
+    """Returns the space that an inert object describes; `size` counts its parts and numbers."""
     kind, of = (said.kind, said.attributes) if isinstance(said, Inert) else (type(said).__name__, {})
     size.add(where)
     try:

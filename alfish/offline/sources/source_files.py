@@ -38,8 +38,8 @@ def existing_file(path: str, what: str) -> Path:
     """Returns the path of a file.
 
     Raises:
-      UsageError: the file does not exist, is empty, is a directory (the message says what is in it), belongs to another
-        library, or does not hold data, see `check_beginning`.
+      UsageError: the file does not exist, is empty, is a directory (the message says what is in it), is in a format of
+        another library, cannot be read by this user, or fails `check_regular` or `check_beginning`.
     """
     found = Path(path).expanduser()
     if found.is_dir():
@@ -105,7 +105,7 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
     Args:
       path: path of the file.
       what: name of the expected format, for messages.
-      is_checked: whether the file was already checked; a check takes as long as reading small files.
+      is_checked: whether to skip the check of the content, which takes as long as reading a small file.
 
     Raises:
       UsageError: the file is not HDF5, is truncated, refers to other files, or declares far more data than it stores.
@@ -170,7 +170,7 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
 
 
 def _foreign(h5py: Any, group: Any, name: bytes, depth: int) -> str | None:
-    """Returns the reason why a part of a group is refused; None if it is read."""
+    """Returns the reason why a part of a group is refused; None if it is accepted."""
     kind = group.links.get_info(name).type
     if kind != h5py.h5l.TYPE_HARD:
         return "is a link to another part" if kind == h5py.h5l.TYPE_SOFT else "is a link into another file"
@@ -210,7 +210,7 @@ def check_zip(path: Path, fits_memory: bool = True) -> None:
       fits_memory: whether the whole content must fit in the available memory.
 
     Raises:
-      UsageError: the file has no table of contents, or declares more data than it can hold.
+      UsageError: the file has no table of contents, declares more data than it can hold, or does not fit in memory.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -218,8 +218,8 @@ def check_zip(path: Path, fits_memory: bool = True) -> None:
     except (OSError, ValueError, EOFError, RuntimeError, LookupError, NotImplementedError, zipfile.BadZipFile) as error:
         size = path.stat().st_size
         raise UsageError(
-            f"{path} is truncated or damaged: none of its {size:,} bytes are readable, because its table of contents "
-            f"is at the end; copy it again ({said(error)})"
+            f"{path} is truncated or damaged: none of its {size:,} bytes are readable, because the table of contents "
+            f"at its end is missing; copy it again ({said(error)})"
         ) from error
     check_expansion(declared, path.stat().st_size, str(path))
     if fits_memory:
@@ -249,11 +249,12 @@ def read_rows(stored: Nest, rows: slice) -> Nest:
 
 
 def blocks(ends: Sequence[int] | np.ndarray, start: int = 0, size: int = BLOCK_ROWS) -> Iterator[list[slice]]:
-    """Yields consecutive episodes in groups of about `size` rows; callers read each group at once.
+    """Yields blocks of consecutive episodes, each episode as a slice of rows; callers read each block at once.
 
     Args:
       ends: index after the last row of each episode, ascending.
-      start: first row of the first episode.
+      start: index of the first row of the first episode.
+      size: number of rows from which a block is complete.
     """
     group: list[slice] = []
     for end in ends:
