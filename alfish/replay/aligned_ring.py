@@ -2,7 +2,7 @@
 
 Columns contain only the rows from which the policy acted, so all columns have the same positions. LAST rows are stored
 in a separate ring and numbered; a row that follows a LAST row stores the number of that LAST row. So rows are appended
-by the same operations, however many episodes end, and the position of its first row suffices to gather a window.
+by the same operations, however many episodes end. A window is gathered from the position of its first row only.
 """
 
 import collections
@@ -23,7 +23,7 @@ from alfish.replay.ring_buffer import RingBuffer
 from alfish.replay.row_store import RowStore, StoredRow, copy_entries
 from alfish.replay.start_index import SequenceIndex, StartIndex
 
-NONE, LOST = -1, -2  # instead of the number of a LAST row: no LAST row precedes, or it is no longer stored
+NONE, LOST = -1, -2  # in place of the number of a LAST row: no LAST row precedes, or it was overwritten
 
 
 @gin.configurable(module="alfish.replay")
@@ -37,7 +37,8 @@ class AlignedRingBuffer(RingBuffer):
     Args:
       capacity, num_envs, device, num_ignored, state_period: settings of `RingBuffer`.
       end_fraction: number of stored LAST rows as a fraction of `capacity`, in (0, 1]; at least `num_envs` are stored.
-        If more episodes end, the oldest LAST rows are lost, the rows before them do not train, and a warning is logged.
+        If the stored rows have more ends, the oldest LAST rows are lost, the rows before them do not train, and a
+        warning is logged.
       directory, keeps_episodes, return_gamma: settings of `RingBuffer` that must have their defaults, because they
         require the step types on the host.
 
@@ -273,7 +274,7 @@ class AlignedView(NamedTuple):
     env_id: torch.Tensor  # [B]
     offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: positions relative to a window's first row
     end_before: torch.Tensor  # [length, B] int64, number of the LAST row directly before each row, or NONE
-    num_ends: torch.Tensor  # 0-d int64, number of the next LAST row
+    num_ends: torch.Tensor  # 0-d int64, number that the next LAST row gets
     transforms: Callable[[TimeStep], TimeStep] | None = None  # function of windows `[L, N]`; None means no transforms
 
     def windows(self, start: SequenceIndex) -> Batch:
@@ -290,7 +291,7 @@ class AlignedView(NamedTuple):
         return torch.where(self.offset > 0, self.end_before[at, start.column], NONE)
 
     def sources(self, start: SequenceIndex, num_rows: int) -> torch.Tensor:
-        """Returns the indices in `rows` of windows with their LAST rows, cut after `num_rows` rows.
+        """Returns the indices in `rows` of each window's rows, LAST rows included, cut after `num_rows` rows.
 
         Returns:
           Indices `[num_rows, N]`; -1 for a LAST row that was overwritten, and at the end of shorter windows.
@@ -303,7 +304,7 @@ class AlignedView(NamedTuple):
         last = torch.where(is_kept, length * num_envs + number % number_of_last, -1)
         row = (start.position + self.offset) % length * num_envs + start.column
         place = self.offset + follows_end.long().cumsum(0)
-        # Indices without a place in the window are written to an additional row, which is cut off.
+        # Indices beyond the window's end are written to an additional row, which is cut off.
         found = torch.full_like(row[:1], -1).repeat(num_rows + 1, 1)
         found = found.scatter(0, place.clamp(max=num_rows), row)
         found = found.scatter(0, torch.where(follows_end, place - 1, num_rows).clamp(max=num_rows), last)

@@ -1,4 +1,4 @@
-"""Hindsight: relabels windows of replay with goals that were achieved later.
+"""Hindsight: relabels windows of replay with goals that were achieved in the same episode.
 
 Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495. The dynamics of the environment do not depend on the goal.
 A row is therefore valid under any goal if its reward is computed for that goal. Windows are relabelled when they are
@@ -43,16 +43,16 @@ class HindsightReplay:
     """Relabels some windows with a goal that was achieved in the same episode.
 
     The new goal of a window is the achieved goal of a row in the same episode. t is the position of the window's row 0.
-    T is the position of the last row of the episode, or of the newest stored row if the episode is open. The row whose
-    achieved goal is the new goal is drawn
+    T is the position of the last row of the episode, or of the newest stored row if the episode is open. `strategy`
+    selects the position of the row with the new goal:
 
-        'future'   uniformly from t+1 .. T
-        'final'    as T
-        'episode'  uniformly from all stored rows of the episode, t included
+        'future'   drawn uniformly from t+1 .. T
+        'final'    T
+        'episode'  drawn uniformly from all stored rows of the episode, t included
 
     All rows of the window in row 0's episode get the new goal, including the final observation at LAST. Rows of the
-    next episode do not change. The reward of each later row is computed from the achieved goal of the same row, AFTER
-    the action that led to the row.
+    next episode do not change. The reward of each relabelled row after row 0 is computed from the achieved goal of that
+    row, AFTER the action that led to the row.
 
     `terminated_fn` is for environments that terminate when the goal is reached. The first row that reaches the new goal
     becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated at the old goal, but
@@ -127,7 +127,7 @@ class HindsightReplay:
         self._buffer = buffer
 
     def start(self, environment: GoalEnvironment) -> None:
-        """Looks up functions that are given by name.
+        """Looks up `reward_fn` and `terminated_fn` in the environment, if they are names of its methods.
 
         Raises:
           UsageError: the environment has no such method.
@@ -187,7 +187,7 @@ class HindsightReplay:
             self._check_rewards(batch)
         self._num_calls += 1
         end = self._buffer.episode_end(column, position)
-        # The windows are drawn on the CPU, so that a seed gives the same goals on every device.
+        # Windows to relabel are drawn on the CPU, so that a seed selects the same windows on every device.
         chosen = (torch.rand(num_windows) < self._fraction).to(end.device) & (end > position)
         source = self._goal_position(column, position, end)
         row = torch.arange(len(step.reward), device=end.device).unsqueeze(1)

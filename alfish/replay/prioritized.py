@@ -28,8 +28,8 @@ class Prioritized(Sampler):
     p_i is the last priority of row i, plus `epsilon`. n is the number of rows that may start a window. A new row gets
     the largest p so far, at least 1.
 
-    With several learners, each uses the sum and the number n of its own replay; this is exact if all replays are
-    equally long. Draws are independent of each other. The paper instead draws one window from each of N equal parts of
+    With several learners, each learner uses the sum and the n of its own replay. The weights are exact if n is equal in
+    all replays. Draws are independent of each other. The paper instead draws one window from each of N equal parts of
     the sum. Splitting windows into minibatches would lose this stratification.
 
     Args:
@@ -60,7 +60,7 @@ class Prioritized(Sampler):
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
         num_leaves = buffer.num_envs * buffer.length
-        # The leaf of a row is column * length + position % length. The leaf's priority is 0 if the row may not be
+        # The leaf of a row has the index column * length + position % length. Its priority is 0 if the row may not be
         # drawn.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
@@ -120,7 +120,7 @@ class Prioritized(Sampler):
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
         leaf = self._leaf(column, position)
-        # The next draw sets the priorities of rows that were pushed since the last draw, even at leaves set here.
+        # A leaf may belong to a row that was pushed since the last draw. The next draw then sets the leaf again.
         kept = (position >= self._low[column]) & (position < self._high[column]) & (self._priority[leaf] > 0)
         if not kept.all():
             leaf, p = leaf[kept], p[kept]
@@ -190,13 +190,13 @@ class Prioritized(Sampler):
         gone = self._leaf(*rows_between(self._low, np.minimum(self._high, low)))
         self._count -= np.count_nonzero(self._priority[gone])
         self._priority[gone] = 0
-        # If a range is empty, no row of its column is indexed.
+        # If the last range of a column is empty, all rows in its current range are new.
         seen = np.where(self._low < self._high, self._high, 0)
         column, position = rows_between(np.maximum(seen, low), high)
         new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)
         self._priority[new] = np.where(may_start, self._largest, 0)
         self._count += np.count_nonzero(may_start)
-        self._weigh(np.concatenate([gone, new]))  # a new row may be at the place of an overwritten row
+        self._weigh(np.concatenate([gone, new]))  # a new row may have the leaf of an overwritten row
         self._low, self._high = low, high
 
     def _leaf(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:

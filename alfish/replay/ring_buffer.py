@@ -4,8 +4,8 @@ Each column is one environment. The position of a row is the number of earlier r
 rows, so a window of consecutive positions holds consecutive steps of one environment. A window may start at any row
 that trains (`data.trainable`), and may end at any row of the column. It never wraps from the newest to the oldest row.
 
-For policies with memory, the ring also stores the state at row 0 of a push, at most once in `state_period` positions of
-a column. Windows then start at rows with a stored state, even if such a row does not train.
+For policies with memory, the ring also stores the policy's state at row 0 of a push, at most once in `state_period`
+positions of a column. Windows then start at rows with a stored state, even if such a row does not train.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ class RingBuffer:
       directory: directory for memory-mapped files that hold the rows of this ring only, on the CPU; None keeps the rows
         in memory.
       num_ignored: number of oldest rows of a column at which no window may start, such as the look-back of a frame
-        stack. The limit applies if earlier rows were overwritten, or if the column began within an episode.
+        stack. They are ignored only if earlier rows were overwritten, or if the column began within an episode.
       state_period: number of consecutive positions for which one state is stored: the state at the first push that
         begins within them. Windows start at rows with a state. None stores no states.
-      keeps_episodes: whether the ring indexes the start and the end of each row's episode.
+      keeps_episodes: whether the ring indexes the start and the end of each row's episode, for `HindsightReplay`.
       return_gamma: discount per environment step of `return_to_go`, in [0, 1]; requires scalar rewards, and also
         indexes episodes. None stores no returns.
 
@@ -132,7 +132,7 @@ class RingBuffer:
                 self._index(slice(b, b + 1), int(position[b]), own[:, None])
 
     def num_starts(self) -> int:
-        """Returns the number of rows that may start a window of length 2."""
+        """Returns the number of rows that may start a window of length 2, without regard to stored states."""
         return self._starts.num_trainable()
 
     def sample(self, num_windows: int, window_length: int = 2) -> Batch:
@@ -166,12 +166,12 @@ class RingBuffer:
             windows are drawn from all rows. None means all rows.
 
         Returns:
-          First rows of the windows, `[N]` each, on the host, as `windows` requires.
+          Columns and positions of the windows' first rows, `[N]` each, on the host, for `windows`.
         """
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the windows `[L, N]` that begin at `start`, with its weights; `start` should be on the host."""
+        """Returns the windows `[L, N]` that begin at `start`, which has their weights and should be on the host."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
@@ -195,7 +195,7 @@ class RingBuffer:
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
-          has rows, the ends of its range never decrease, not even after `clear`.
+          has rows, the bounds of its range never decrease, not even after `clear`.
         """
         return self._starts.start_range(window_length, newest)
 
@@ -255,7 +255,7 @@ class RingBuffer:
         return self._store.tensor(self._store.end - 1)[column]
 
     def clear(self) -> None:
-        """Removes all rows; positions continue."""
+        """Removes all rows. The next rows continue the count of positions."""
         for part in self._parts():
             part.clear()
 

@@ -110,7 +110,7 @@ class RowStore:
         return np.maximum(self.start, self.end - self.length)
 
     def accept(self, experience: Experience) -> tuple[StoredRow, np.ndarray]:
-        """Returns the fields of new rows to store, and their step types as an array; see `prepare`.
+        """Checks new rows, see `prepare`; returns the fields to store, and the rows' step types as an array.
 
         Args:
           experience: rows `[T, B, ...]`, arrays or tensors.
@@ -258,7 +258,7 @@ class RowStore:
             yield oldest, step_type[np.arange(oldest, end) % self.length, column]
 
     def clear(self) -> None:
-        """Removes all rows; positions continue."""
+        """Removes all rows. The next rows continue the count of positions."""
         self.start = self.end.copy()
 
     def close(self) -> None:
@@ -396,7 +396,7 @@ def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, hi
     Args:
       source: entries `[S, B, ...]` to copy.
       target: entries `[L, B, ...]` that are changed in place; on any device.
-      low, high: bounds `[B]` of the entries [low, high) to copy: at most S and at most L in each column.
+      low, high: bounds `[B]` of the entries [low, high) to copy: at most min(S, L) entries in each column.
     """
     is_level = bool((low == low[0]).all() and (high == high[0]).all())
     columns: list[Any] = [slice(None)] if is_level else list(range(len(low)))

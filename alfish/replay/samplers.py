@@ -1,7 +1,7 @@
 """Samplers of windows: uniform, or in passes that draw each window once. `prioritized` has a third sampler.
 
-The ring does not call its samplers. A sampler finds new and overwritten rows by comparing the ring's positions with the
-positions at its last draw.
+The ring does not notify its samplers of changes. A sampler finds new and overwritten rows by comparing the ring's
+positions with those at the sampler's last draw.
 """
 
 import abc
@@ -19,7 +19,7 @@ from alfish.replay.start_index import SequenceIndex, rows_between
 
 
 class Sampler(abc.ABC):
-    """Draws windows from one ring, after one call of `bind`.
+    """Draws windows from one ring. `bind` sets the ring, and is called only once.
 
     The sampler's state refers to the ring's rows: save both or neither, and load the rows first.
 
@@ -103,8 +103,8 @@ class Uniform(Sampler):
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
         number of such windows is exact to within one. These windows are drawn from all rows if none of the newest rows
         may start a window, and in an `OfflineBuffer`, which has no newest rows.
-      recent_rows: number of rows that count as the newest, in total over all environments, which have equal parts. None
-        is allowed only if `recent_fraction` is 0.
+      recent_rows: number of rows that count as the newest, in total over all environments, with equal shares. None is
+        allowed only if `recent_fraction` is 0.
     """
 
     needs_starts = False

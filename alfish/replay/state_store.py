@@ -17,7 +17,7 @@ class StateStore:
     of a column can span.
 
     Args:
-      store: rows of the states; states are stored on the same device.
+      store: store of the rows to which the states belong; states are stored on the same device.
       period: number of positions in a stretch.
     """
 
@@ -84,7 +84,7 @@ class StateStore:
         self.clear()
         copy_entries(state["state_position"], torch.from_numpy(self._position), *stretches)
         in_place = self._position // self.period % self._num_slots == np.arange(self._num_slots)[:, None]
-        # Marks slots as empty that hold no state of these stretches, or the state of a row before `store.start`.
+        # Marks a slot as empty if it has no state of these stretches, or the state of a row before `store.start`.
         self._position[~in_place | (self._position < store.start)] = -1
         self._states = nest.map(restored, state["states"])
         self._knows_structure = False
