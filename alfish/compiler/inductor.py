@@ -95,7 +95,7 @@ class CompiledFunction:
             return _without_aliases(results, leaves)
 
         on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
-        has_kernel = on_cpu and matmul.expects_products()  # the library is built while the graph is being built
+        has_kernel = on_cpu and matmul.expects_products()  # the library is built while the graph is traced
         self._call = _built(flat, leaves, fake, precision if on_cpu else None, has_kernel)
         if has_kernel and not matmul.has_products():
             self._call = _built(flat, leaves, fake, precision, has_kernel=False)

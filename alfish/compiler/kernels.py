@@ -19,7 +19,7 @@ from alfish.compiler import cache, torch_internals
 
 # All kernels are in one library, so that they share one thread pool. Each file may use the files that precede it.
 SOURCES = ("thread_pool.h", "matmul.cpp")
-# File with two numbers of microseconds: the allowed processor time per period, or "max", and the period.
+# Linux's file with the processor time that the container may use in each period (or "max"), and the period, in us.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _given: int | Literal["auto"] = "auto"  # argument of `set_num_threads`
@@ -28,7 +28,7 @@ _file = ""  # path of the library; empty if torch's compiler builds it
 
 
 class HelperCounts(NamedTuple):
-    """Counts of helpers since the library was loaded.
+    """Statistics of helpers since the library was loaded.
 
     Attributes:
       allowed: number of helpers that may work now.
@@ -90,7 +90,7 @@ def use_library(file: str) -> None:
     """
     global _file
     if not library.cache_info().currsize:
-        ctypes.CDLL(file)  # if loading fails, the library must still be built
+        ctypes.CDLL(file)  # if this raises, `_file` stays empty, and `library` builds the library
         _file = file
         library()
 

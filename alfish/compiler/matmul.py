@@ -30,9 +30,9 @@ from alfish.errors import first_line
 PRECISIONS = ("float32", "bfloat16")
 # Number of multiply-adds from which a product is faster in bfloat16, conversions included.
 LARGE_PRODUCT = 1 << 23
-# A product with a smaller dimension stays in float32. Products of first and last layers often have one, and take little
-# time. The logits of a categorical critic (`Bins`) need float32, too: when the logits fit their targets, the gradient
-# is a small difference, and rounding in this layer would change the gradient by half (docs/performance.md).
+# A product with a smaller dimension stays in float32. Products of first and last layers often have such a dimension,
+# and take little time. The logits of a categorical critic (`Bins`) need float32, too: when logits fit their targets,
+# the gradient is a small difference, and rounding in this layer would change it by half (docs/performance.md).
 NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured. With other instructions, torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
@@ -62,7 +62,7 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
       has_kernel: whether `matmul.cpp` will be available when the graph is called.
     """
     call = graph.graph.call_function
-    low: dict[Node, Node] = {}  # cast of each node to bfloat16
+    low: dict[Node, Node] = {}  # bfloat16 cast of each node, by the node
 
     def in_bfloat16(x: Node) -> Node:
         if x not in low:

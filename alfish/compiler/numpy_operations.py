@@ -346,7 +346,7 @@ def _subtracted(x: Any, y: Any, alpha: float = 1) -> Any:
 
 def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
     result = np.logaddexp(beta * x, 0) / beta
-    # For x of 20 or more, the result is x to the precision of float32.
+    # For x of 20 or more, the result is x to the precision of float32, so a threshold of at least 20 has no effect.
     return result if threshold >= 20 else np.where(beta * x > threshold, x, result)
 
 

@@ -34,14 +34,14 @@ class NumpyProgram:
     Args:
       function: function that maps a nest of CPU tensors to a nest of tensors.
       arguments: example arguments with the structure, shapes and dtypes of later calls.
-      num_fixed: number of leading leaves whose values are fixed between calls of `prepare`.
+      num_fixed: number of leading leaves of the arguments whose values change only before a call of `prepare`.
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
       TorchChanged: this release of torch lacks a private name that alfish uses.
 
     Attributes:
-      used: indices of the leaves that the program reads.
+      used: indices of the argument leaves that the program reads.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, num_fixed: int = 0):
@@ -73,11 +73,11 @@ class NumpyProgram:
         self._try(graph, [leaves[index] for index in self.used])
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
-        """Computes all values that depend on fixed leaves only. `leaves` are the fixed leaves in `used`."""
+        """Computes all values that depend on fixed leaves only. `leaves` are the leaves in `used` that are fixed."""
         self._prepared = self._first(*leaves)
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """Returns the function's results, a nest of arrays. `leaves` are the other leaves in `used`."""
+        """Returns the function's results, a nest of arrays. `leaves` are the leaves in `used` that are not fixed."""
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:

@@ -38,8 +38,8 @@ HOMES = {
 
 # Settings of torch's compiler for all builds; settings that a release lacks are left out. By default, the compiler
 # precompiles its headers, which takes longer than the one or two graphs that use them. It also compiles a program to
-# find out which vector instructions the C++ compiler supports, although the processor's flags suffice. The generated
-# code also has line numbers for debuggers.
+# find out which vector instructions the C++ compiler supports, although the processor's flags suffice. Also by
+# default, the generated code has line numbers for debuggers.
 BUILD_SETTINGS = {
     "cpp_cache_precompile_headers": False,
     "cpp.vec_isa_ok": True,
@@ -109,7 +109,7 @@ def _run_and_rename(run: Callable[[str, str], Any], command: str, cwd: str) -> A
 
 @functools.cache
 def _ask_for_flags(instructions: Any) -> None:
-    """Makes torch test whether a C++ compiler supports vector instructions by testing the compiler's flags only.
+    """Makes torch test only the flags of a C++ compiler to find out which vector instructions it supports.
 
     Otherwise torch compiles a program for each type of instructions and loads it in another process. Torch does this
     even if the program is in the cache.

@@ -35,7 +35,7 @@ def record(
     Args:
       function: function that maps a list of tensors to a list of tensors.
       arguments: tensors to call the function with; they must not share memory.
-      place: function that returns the program line of the running operation, for messages.
+      place: function that describes the code that is running, for messages, such as the name of a module.
       captures: whether tensors that the function reads besides its arguments become constants: calls of
         `aten.lift_fresh`, whose `meta["val"]` is the tensor.
 
