@@ -39,7 +39,7 @@ def to_bytes(thing: Any, name: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Inverse of `to_bytes`. Use it only for bytes from processes of this run: unpickling can execute any code."""
+    """Returns an object from `to_bytes`. Use it only for bytes from this run: unpickling can execute any code."""
     return pickle.loads(data)
 
 

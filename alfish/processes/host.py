@@ -164,7 +164,7 @@ class Host:
     async def poll(self) -> Reply | Refusal:
         """Returns the events and lines since the previous reply; waits up to `REPLY_SECONDS` if there are none.
 
-        Returns a `Refusal` instead if a worker has failed permanently, and everything else was reported.
+        Returns a `Refusal` instead if a worker has failed permanently, and all events and lines were returned.
         """
         self._called_at = self._now
         news = asyncio.create_task(self._news.wait())
@@ -200,7 +200,7 @@ class Host:
         self._news.set()
 
     async def _attend(self) -> Refusal:
-        """Carries messages between trainer and workers until a worker fails permanently; returns the reason."""
+        """Carries messages between trainer and workers until a worker fails permanently; returns the `Refusal`."""
         try:
             while True:
                 self._awake.clear()
@@ -243,6 +243,6 @@ class Host:
             self._news.set()
 
     def _end(self) -> None:
-        """Ends the host if the trainer has ended or replaced this host."""
+        """Ends the host, which the trainer no longer calls: the trainer has ended, or has replaced the host."""
         self._pool.close()
         os._exit(0)

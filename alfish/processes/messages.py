@@ -17,7 +17,7 @@ class EnvironmentCall(NamedTuple):
 class Stepping(NamedTuple):
     """Settings of stepping and acting; see the arguments of `AsyncUnroller`."""
 
-    num_envs: int | None  # number to request from the environment factory; None means the factory's default
+    num_envs: int | None  # number of environments that the factory is to make; None means the factory's default
     stagger: int
     step_interval: float  # seconds
     tolerates_errors: bool
@@ -100,7 +100,7 @@ class Setup(NamedTuple):
     seed: int
     process: tuple[int, int]  # index of the worker among all workers of the run, and number of its earlier processes
     first_env_id: int
-    starts: list[int]  # for each column, vector steps after which its first episode is truncated; 0: never
+    starts: list[int]  # for each column, vector steps until its first episode is truncated; 0 if it is not
     cpu: int | None
 
 

@@ -145,7 +145,7 @@ def joined() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within the context, limits sums to this learner: for work of one learner, or equal work of all learners."""
+    """Within the context, limits sums to this learner: for work that one learner does, or that all do equally."""
     global _is_apart
     before, _is_apart = _is_apart, True
     try:

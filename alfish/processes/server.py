@@ -163,7 +163,7 @@ class Server:
     def _start(self, program: str, environment: dict[str, str]) -> None:
         self.close()
         self._socket, theirs = socket.socketpair()
-        # The death signal is sent when the starting thread ends; only the main thread lives as long as the trainer.
+        # The server would die with the thread that starts it; 0 prevents this outside the main thread, see `follow`.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
@@ -175,7 +175,7 @@ class Server:
             )
 
     def close(self) -> int | None:
-        """Ends the server, and with it all workers; returns its exit code. The next `launch` starts a new server."""
+        """Ends the server and all workers; returns the server's exit code. The next `launch` starts a new server."""
         if self._process is None:
             return None
         self._socket.close()
@@ -227,7 +227,7 @@ def main(trainer_fd: int, program: str) -> None:
     try:
         worker.main(launch.setup, dict(zip(launch.names, fds[4:], strict=True)))
     except SystemExit as end:
-        if not isinstance(end.code, int):  # the interpreter prints it
+        if not isinstance(end.code, int):  # the interpreter prints the message in `code`
             raise
         _end(end.code)
     _end(0)

@@ -34,7 +34,7 @@ class SharedMemory:
         self._map = mmap.mmap(fd, self.size)
 
     def words(self, begin: int, count: int) -> np.ndarray:
-        """Returns a view `[count]` int64 of the words of 8 bytes from word `begin` on."""
+        """Returns a view of `count` words of 8 bytes, from word `begin` on: `[count]` int64."""
         return np.frombuffer(self._map, np.int64, count, 8 * begin)
 
     def write(self, data: bytes) -> None:
