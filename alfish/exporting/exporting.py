@@ -25,7 +25,8 @@ class Exported(NamedTuple):
     Attributes:
       files: written files.
       difference: largest difference of actions and next states from `Policy.act`, see `verification.difference`.
-      from_program: largest difference between a numpy file and the same program inside alfish; None for other formats.
+      from_program: largest difference of a numpy file's results from those of the same program inside alfish; None for
+        other formats.
     """
 
     files: list[Path]
@@ -50,7 +51,7 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
 
     Args:
       policy: policy on the CPU.
-      output: path of the file; a numpy file needs an `.npz` file, written next to it.
+      output: path of the file, with a suffix in `FORMATS`. A numpy file needs an `.npz` file, written next to it.
       steps: steps on which the file and the policy are compared; differences may not exceed `LIMIT`.
       sample: whether the file samples actions, as training does; otherwise it uses the mode.
       origin: sentence that describes the policy, stored in the file.
@@ -116,7 +117,7 @@ def export_run(
 
     Args:
       root_dir: directory of the run, or a packed run.
-      output: path of the file; its suffix names the format.
+      output: path of the file; its suffix names the format: '.onnx', '.py' (numpy) or '.pt2' (torch).
       checkpoint: name of the checkpoint: 'latest', 'best', or its number of environment steps.
       sample: whether the file samples actions; otherwise it uses the mode.
       num_steps: number of observations on which the file is compared with the policy.

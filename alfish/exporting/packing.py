@@ -1,4 +1,4 @@
-"""Packs the files that evaluate, play and continue a run need, with a card."""
+"""Packs the files that are needed to evaluate, play and continue a run, and adds a card."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     Args:
       root_dir: directory of the run.
       output: path of the file.
-      replay: whether to pack the replay buffer, too; a continued run is then bit-identical to the original.
+      replay: whether to pack the replay buffer, too; if so, a continued run is bit-identical to the original.
 
     Raises:
       UsageError: the directory is not a run, or the run has no checkpoint or no replay buffer to pack.
