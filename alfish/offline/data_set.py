@@ -101,7 +101,7 @@ FORMAT_VERSION = 1
 
 
 class DataSetWriter(EpisodeWriter):
-    """Writes a data set in alfish's own format; the index file stores the description from `finish`.
+    """Writes a data set in alfish's own format; the index file stores the description that `finish` receives.
 
     Args:
       directory: path of the data set's directory, which must not exist yet or be empty.
@@ -120,7 +120,7 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(
                 f"{directory} is not empty; choose another place for the data set, or move the existing one away"
             )
-        if not self._directory.name:  # the directory is made beside its final place and renamed
+        if not self._directory.name:  # a temporary directory next to the path is renamed to the path
             raise UsageError(f"{directory} cannot be replaced by a data set; choose a new directory, such as data/mine")
         super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces

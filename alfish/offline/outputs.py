@@ -76,8 +76,8 @@ def _groups_of_hdf5(space: Any) -> Iterator[str]:
 class MinariWriter(EpisodeWriter):
     """Writes a Minari data set with Minari's own API. Images are not compressed as JPEG.
 
-    The description from `finish` is stored as the metadata's entry 'alfish'. The description's 'algorithm' and its
-    'seeds', one for each episode, are also stored in Minari's own fields.
+    The description that `finish` receives is stored as the metadata's entry 'alfish'. The description's 'algorithm' and
+    its 'seeds', one for each episode, are also stored in Minari's own fields.
 
     Args:
       dataset_id: id of the data set, `namespace/name-v0`. Its directory is inside the directory that the environment
