@@ -48,7 +48,7 @@ from alfish.runs import random_state
 
 LONGEST_SECONDS = 4.0  # seconds after which random steps in a slow environment stop
 MORE_STEPS = 10  # largest number of random steps until an episode ends, as a multiple of --num_steps
-NUM_COMPARED = 64  # number of steps in which environments with two seeds are compared
+NUM_COMPARED = 64  # number of steps over which environments with different seeds are compared
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -175,7 +175,7 @@ def _games(task: Task, is_flag: bool) -> Games | None:
 
 
 def _make(task: Task, is_flag: bool, seed: int = 0) -> Environment:
-    """Returns the environments, built for evaluation."""
+    """Returns two environments of the task, built for evaluation."""
     with reading.preserved(), _named_by_flag(is_flag):
         found = reading.read(task.files, task.bindings)
         with sentences.complete(found):
@@ -205,7 +205,7 @@ def _ignores_seeds(task: Task, is_flag: bool) -> bool:
 
 @contextlib.contextmanager
 def _named_by_flag(is_flag: bool) -> Iterator[None]:
-    """Makes messages name the flag --env_id or --game instead of the parameter, if the flag is given."""
+    """Makes messages name the flag --env_id or --game instead of the gin parameter, if the flag is given."""
     try:
         yield
     except UsageError as error:
@@ -240,7 +240,7 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
 
 
 def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
-    """Yields the sentences of `examine`, and a sentence about an exception of the environment."""
+    """Yields the sentences of `examine`, and a sentence about an exception that the environment raises."""
     try:
         yield from examine(environment, num_steps, observed)
     except UsageError:  # already a sentence of alfish
@@ -318,7 +318,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             return
         done = terminated | truncated
         observed.add(observation, reward, terminated, truncated)
-        if done.any() and environment.resets_rows:  # other environments reset themselves
+        if done.any() and environment.resets_rows:  # without `resets_rows`, env.step resets them
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
@@ -335,7 +335,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
 
 
 def mistyped(env: gymnasium.Env) -> Iterator[str]:
-    """Takes one step in one environment, and yields a sentence for each result whose type its space does not declare.
+    """Takes one step in one environment, and yields a sentence for each result that has a wrong type.
 
     Such a result is converted in each step, and storing it may fail.
     """
@@ -360,7 +360,7 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def algorithms() -> list[type[RLAlgorithm]]:
-    """Returns all shipped algorithms, after importing their modules."""
+    """Returns the shipped algorithms that can be checked, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
         # Algorithms in subpackages need an expert or a second algorithm; they cannot be checked here.
         if not module.ispkg:

@@ -16,7 +16,7 @@ from alfish.environments.games import Games, Group
 from alfish.errors import counted, significant
 from alfish.runs import random_state
 
-MORE_STEPS = 10  # largest number of random steps until a game ends, as a multiple of the number of steps
+MORE_STEPS = 10  # largest number of random steps until a game ends, as a multiple of `num_steps`
 LONGEST_SECONDS = 4.0  # seconds after which random steps in slow games stop
 
 
@@ -26,7 +26,7 @@ def report(games: Games, num_steps: int, algorithms: Sequence[type[RLAlgorithm]]
     Args:
       games: games to examine.
       num_steps: number of steps of each game; up to `MORE_STEPS` times as many if no game ends earlier.
-      algorithms: algorithms to name.
+      algorithms: algorithms to check against the specs of each group.
 
     Returns:
       Exit status: 0 if an algorithm can train and nothing is wrong, else 1.

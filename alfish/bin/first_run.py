@@ -99,11 +99,11 @@ def refusals(algorithms: Sequence[type[RLAlgorithm]], task: Environment | Group)
 
 
 def print_algorithms(reasons: Mapping[str, str], agents: str = "") -> None:
-    """Prints the algorithms that accept a task, and those that refuse it, together where the reason is the same.
+    """Prints one line for the algorithms that accept a task, and one for each reason for which others refuse it.
 
     Args:
       reasons: result of `refusals`.
-      agents: names of the agents in a game, if this is not about all agents.
+      agents: names of the groups of agents that the lines are about; '' means all agents, or a task without agents.
     """
     names: dict[str, list[str]] = {"": []}
     for name, reason in reasons.items():
@@ -184,7 +184,7 @@ def _replaying(environment: Environment) -> str:
 
 
 def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about the training time, with a base configuration or with the task's own configuration."""
+    """Yields a line about the training time with `base`, or with the task's own configuration if `base` is None."""
     try:
         rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:

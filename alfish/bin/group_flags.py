@@ -78,7 +78,7 @@ def train_group(
     names = [field.name for field in dataclasses.fields(specification) if field.name in flag_values]
     given = {name: flag_values[name].value for name in names}
     with locked(directory), StopSignals(lambda: None) as signals:
-        with processes(flag_values) as jobs:  # opened first, to write nothing if Ray's cluster is missing
+        with processes(flag_values) as jobs:  # first, so that nothing is written if there is no Ray cluster
             whole = specification.open(
                 directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
             )

@@ -17,7 +17,7 @@ LARGE, SMALL = 100.0, 1e-2  # largest and smallest absolute rewards and observat
 LARGEST_RATIO = 1e3  # largest ratio between absolute values of an observation's entries
 LARGEST_ACTION = 1e4
 LONGEST_EPISODE = 10_000
-FLOAT32_STEPS = 2.0**24  # number of float32 values between x and 2 x
+FLOAT32_STEPS = 2.0**24  # in float32, a number x may lose a change that is smaller than x / FLOAT32_STEPS
 
 
 class ObservedLeaf:

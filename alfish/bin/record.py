@@ -134,11 +134,11 @@ def check_arguments(root_dir: str | None, output: str | None) -> None:
 
 
 def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
-    """Returns the description of a run for its data set, in types of JSON.
+    """Returns what a data set stores about the run that made it, as values that JSON can hold.
 
     Args:
       trainer: trainer of the run.
-      which: name of the run's checkpoint: 'latest', 'best' or steps.
+      which: name of the run's checkpoint: 'latest', 'best' or a number of steps.
 
     Raises:
       UsageError: the checkpoint does not exist, or its file does not hold a checkpoint.

@@ -40,7 +40,7 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int, seed: int 
 
 def define_code(flag_values: flags.FlagValues) -> None:
     """Defines the flag for the code that the command runs; see `bin.code_of_run`."""
-    words = "Code to execute: installed, or run: the code that CodeSnapshot saved in the run, if you trust it."
+    words = "Code to execute: installed, or (run) the code that CodeSnapshot saved in the run, if you trust it."
     flags.DEFINE_enum("code", "installed", ["installed", "run"], words, flag_values=flag_values)
 
 
@@ -125,7 +125,7 @@ def check_writable_run(root_dir: str, flag: str) -> None:
 
     Args:
       root_dir: run as the user named it.
-      flag: flag whose output would be written into the directory.
+      flag: flag or command that writes into the run's directory, for the message.
     """
     from alfish.runs.packed.fetching import is_packed
 
@@ -140,7 +140,7 @@ def output_file(output: str | None, *suffixes: str) -> Path:
     """Returns the path of --output, after checking that the file can be written.
 
     Raises:
-      UsageError: the path is missing, is a directory, is not in a directory, cannot be written, or lacks the suffix.
+      UsageError: no path is given, or it has another suffix, is a directory, is in no directory, or cannot be written.
     """
     *others, last = suffixes
     choices = " or ".join(filter(None, (", ".join(others), last)))

@@ -33,7 +33,7 @@ flags.DEFINE_string(
 flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 shared_flags.define_code(FLAGS)
 
-COMPARED = ("algorithm", "transforms", "learner")  # entries of a trainer's state that training computes
+COMPARED = ("algorithm", "transforms", "learner")  # entries of a trainer's state that must be equal
 NUM_SHOWN = 5  # number of printed differences
 
 
@@ -65,7 +65,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _checkpoint(name: str, steps: list[int]) -> str | int:
-    """Returns the argument of `Checkpoints.load` for a value of --checkpoint."""
+    """Returns the argument of `Checkpoints.load` for `name`, the value of --checkpoint."""
     if name == "first":
         return steps[0] if steps else "latest"  # loading raises the error that there is no checkpoint
     return shared_flags.checkpoint(name)
@@ -88,8 +88,8 @@ def _train(directory: Path, again: Path, steps: int, allow_import: list[str]) ->
     ):
         if trainer.clock.budget.name == "wall_seconds":
             raise UsageError(
-                f"the budget of {directory} is Trainer.wall_seconds, and its schedules follow the time, so no training "
-                "repeats the run; use a budget in steps, iterations or updates"
+                f"the budget of {directory} is Trainer.wall_seconds, and its schedules follow the time, so the run "
+                "cannot be repeated; use a budget in steps, iterations or updates"
             )
         trainer.train()
         if trainer.interrupted_by is not None:
@@ -147,7 +147,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
-    """Yields a line for the first evaluation whose results differ between both runs."""
+    """Yields a line for the first evaluation whose results differ between the run and its repetition."""
     from alfish.runs import contents
 
     for path in sorted((again / "eval").glob("*.csv")):
