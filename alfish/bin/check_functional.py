@@ -20,7 +20,7 @@ from alfish.runs import random_state
 NUM_ENVS = 1024  # number of environments in the measurement of speed
 CHECKED_ENVS, CHECKED_STEPS = 64, 100  # numbers of environments and vector steps in checks of methods
 SECONDS = 0.3  # duration of each measurement
-TOLERANCE = 1e-3  # tolerance for compiled results: relative for sizes above 1, absolute for smaller ones
+TOLERANCE = 1e-3  # tolerance for compiled results: relative for values above 1, absolute for smaller ones
 
 
 def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:

@@ -14,7 +14,7 @@ MACRO = "gin.macro"
 
 
 def layer_of_caller() -> str:
-    """Returns the name of the layer for bindings outside of files: flags, or arguments of a Python call."""
+    """Returns the name of the layer of bindings that are in no file: flags, or arguments of a Python call."""
     return "--gin_param" if errors.is_command() else "this call"
 
 
@@ -25,7 +25,7 @@ class Binding(NamedTuple):
       key: scope and selector of the configurable.
       parameter: parameter of the configurable.
       value: bound value, which may contain references and macros.
-      layer: file of the binding, or `layer_of_caller`.
+      layer: source of the binding: path of its file, or the result of `layer_of_caller`.
     """
 
     key: Key
@@ -88,7 +88,7 @@ def macros(value: Any) -> Iterator[str]:
 
 
 def references(value: Any, values: Mapping[Key, Mapping[str, Any]]) -> Iterator[Key]:
-    """Yields the keys that a value refers to, directly or through macros; `values` has the macros' values."""
+    """Yields the keys of the configurables that a value refers to, directly or through macros defined in `values`."""
     if gin_internals.is_reference(value):
         scope, selector = value.config_key
         if selector == MACRO:

@@ -8,7 +8,7 @@ import re
 
 from alfish.errors import UsageError
 
-# For each moved setting, its new place.
+# New parameter or class of each moved setting, in the words of the message.
 MOVED = {
     "SAC.target_subset": "REDQ.target_subset, of @REDQ in alfish.algorithms.redq",
     "SAC.actor_uses_mean": "the class @REDQ, or @TQC for @Quantiles, in alfish.algorithms.redq",
@@ -38,7 +38,7 @@ _TAKEN_OVER = {
 
 
 def hint(setting: str) -> str:
-    """Returns the end of a message with the new place of a setting; '' if the setting has not moved."""
+    """Returns the end of a message, which names the new parameter or class of a setting; '' if it has not moved."""
     return f"; it is now {MOVED[setting]}" if setting in MOVED else ""
 
 

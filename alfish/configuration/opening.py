@@ -126,7 +126,7 @@ def load(
     Args:
       root_dir: directory of a run of `alfish train`, or a packed run: 'run.zip' from `alfish pack`, or 'hf:org/name' on
         the Hugging Face hub (extra 'hub').
-      checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
+      checkpoint: name of the checkpoint: 'latest', 'best', or its number of environment steps (or updates).
       device: device of the policy.
       allow_import: modules that the run's configuration may import, such as `["my_lab"]`, in addition to alfish's
         modules and modules that this process has already imported.
@@ -136,7 +136,7 @@ def load(
       UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
         allowed, or another thread trains.
     """
-    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need what is missing
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # a policy may work without these definitions
     with (
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),

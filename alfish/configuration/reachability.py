@@ -57,8 +57,8 @@ def refuse_unread(reading: Reading) -> None:
 def _refuse_supplied(reading: Reading, reached: set[Key]) -> None:
     """Raises UsageError for a bound parameter that was never read because each call passed a value.
 
-    Checks only seeds and parameters without a default, such as input sizes; a class may pass other parameters to its
-    base class.
+    Checks only seeds and parameters without a default, such as input sizes. Other parameters are not
+    checked, because a class may pass them to its base class.
     """
     left_to_gin = gin_internals.called_with()
     for one in reading.last():

@@ -86,7 +86,7 @@ def configured_run(
         trainer = None
         try:
             trainer = configured_trainer(root_dir, found, objects)
-            # If settings have moved, checkpoints have the hash of the old text.
+            # If settings have moved, checkpoints have the hash of the old text, which is then accepted.
             trainer.directory.accepts_config_change = on_config_change == "new" or renews
             with sentences.complete(found):
                 yield trainer

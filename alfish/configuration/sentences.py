@@ -176,9 +176,9 @@ def parameter_meant(name: str) -> str:
 
 
 def parameter_read(name: str, selectors: Iterable[str]) -> str:
-    """Returns a hint with parameters of the selectors that match `Class.parameter` by name or meaning.
+    """Returns a hint with the parameters of `selectors` that have the name or meaning of `name`, a `Class.parameter`.
 
-    '' if none match.
+    Returns '' if there are none.
     """
     own, _, parameter = name.rpartition("/")[2].rpartition(".")
     found = _parameters(selectors)

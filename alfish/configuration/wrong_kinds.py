@@ -33,7 +33,7 @@ def refuse_wrong_kinds(reading: Reading) -> None:
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
-    """Returns True if a parameter takes classes or objects; without `parameter`, if any parameter does."""
+    """Returns whether a parameter takes classes or objects; None means any parameter of the configurable."""
     annotations = _hints(selector)
     if parameter is not None:
         return not _is_plain(annotations.get(parameter, Any))

@@ -53,7 +53,7 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
 
 
 def header(text: str) -> str:
-    """Returns the comment lines of registered parts in a gin text."""
+    """Returns the comment lines `# part: ...` for the registered parts that a gin text names."""
     return "".join(
         f"# part: {module}:{name}\n"
         for selector, (module, name) in sorted(_REGISTERED.items())
@@ -81,7 +81,7 @@ def register(module: str, name: str) -> None:
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
     selector = f"{module}.{name}"
     if gin_internals.selector_of(part) is None:
-        # The name is taken if a notebook defined the class a second time or a module was reloaded.
+        # If a notebook defines a class again or a module is reloaded, gin would refuse the name, which is taken.
         with gin.unlock_config(), contextlib.ExitStack() as stack:
             if selector in _REGISTERED:
                 gin.enter_interactive_mode()

@@ -135,7 +135,7 @@ def admit_functions(module: str, where: str) -> None:
 
 
 def import_named(module: str, where: str) -> ModuleType:
-    """Imports a module that a configuration names; `where` is the place, for messages.
+    """Imports a module that a configuration names; `where` is the file or parameter that names it.
 
     Raises:
       UsageError: the import is forbidden, the module does not exist, or it raises an exception.
@@ -154,7 +154,7 @@ def import_named(module: str, where: str) -> ModuleType:
 
 
 def import_part(module: str, name: str, where: str) -> None:
-    """Imports the module of a class or function that a configuration names without registration in gin.
+    """Imports the module of a class or function that a configuration names and that is not registered in gin.
 
     In other people's configurations, parts from Python's library, installed packages and other modules of alfish are
     refused even if they are already imported: some of them can run any program or write any file.

@@ -78,7 +78,8 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
-# Function of a value and a kind that returns whether a reference has this kind; None if the value is not a reference.
+# Function of a value and a kind. Returns whether the value is a reference to an object of this kind; None if the value
+# is not a reference.
 # `configuration.wrong_kinds` has such a function for gin's references.
 Refers = Callable[[Any, Any], "bool | None"]
 
@@ -103,7 +104,7 @@ def takes_schedule(kinds: list[Any]) -> bool:
 
 
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
-    """Returns a sentence if a schedule is outside the parameter's range at one of 11 points; else None."""
+    """Returns a sentence if a schedule is outside the parameter's range at one of 11 values of progress; else None."""
     for kind in kinds:
         for one in ranges_of(kind):
             for progress in (0.0, 1.0, *(tenths / 10 for tenths in range(1, 10))):

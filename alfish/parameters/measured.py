@@ -1,4 +1,4 @@
-"""Schedules that depend on measured numbers of the run instead of progress.
+"""Schedules that depend on metrics of the run instead of progress.
 
 The value of such a schedule is a buffer of the algorithm or part that has the setting. Checkpoints, workers and
 compiled updates therefore contain the value. The trainer finds the schedules of an algorithm and of
@@ -22,7 +22,7 @@ class MeasuredSchedule(nn.Module, abc.ABC):
     """A value that follows a metric: it changes at each measurement, and not with progress.
 
     Args:
-      scalar: name of the number in metrics.csv, such as 'evaluation/mean_return' or 'train/entropy'.
+      scalar: name of the metric in metrics.csv, such as 'evaluation/mean_return' or 'train/entropy'.
       initial: value before the first measurement.
 
     Attributes:
@@ -51,22 +51,22 @@ class MeasuredSchedule(nn.Module, abc.ABC):
 
         Args:
           value: value before the measurement.
-          measured: measured number, finite.
+          measured: new value of the metric, finite.
         """
 
 
 @gin.configurable(module="alfish")
 @checked
 class MeasuredLinear(MeasuredSchedule):
-    """Changes linearly from `start` to `end` as a measured number goes from `begin` to `finish`.
+    """Changes linearly from `start` to `end` as a metric goes from `begin` to `finish`.
 
-    The value is constant outside this range of the number. If the number goes back, the value goes back too.
+    The value is constant outside this range of the metric. If the metric goes back, the value goes back too.
 
     Args:
-      scalar: name of the number in metrics.csv, such as 'evaluation/mean_return'.
+      scalar: name of the metric in metrics.csv, such as 'evaluation/mean_return'.
       start: value at `begin`, and before the first measurement.
       end: value at `finish`.
-      begin, finish: numbers between which the value changes; `finish` may be smaller than `begin`.
+      begin, finish: values of the metric at `start` and `end`; `finish` may be smaller than `begin`.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class MeasuredLinear(MeasuredSchedule):
 @gin.configurable(module="alfish")
 @checked
 class Feedback(MeasuredSchedule):
-    """A value that is multiplied at each measurement by a factor, which depends on the number's distance from a target.
+    """A value that is multiplied at each measurement by a factor, which depends on a metric's distance from a target.
 
-        value <- value exp(rate (number - target)), between min_value and max_value
+        value <- value exp(rate (metric - target)), between min_value and max_value
 
     Args:
-      scalar: name of the number in metrics.csv, such as 'train/entropy'.
-      target: target of the number, at which the value does not change.
+      scalar: name of the metric in metrics.csv, such as 'train/entropy'.
+      target: target of the metric, at which the value does not change.
       initial: value before the first measurement.
-      rate: step size of the value's logarithm, in 1 / units of the number. If positive, the value rises while the
-        number is above the target; if negative, the value rises while the number is below the target.
+      rate: step size of the value's logarithm, in 1 / units of the metric. If positive, the value rises while the
+        metric is above the target; if negative, the value rises while the metric is below the target.
       min_value, max_value: limits of the value.
     """
 
@@ -123,7 +123,7 @@ class Feedback(MeasuredSchedule):
 
 
 def schedule_of_progress(value: "float | Schedule", name: str) -> Schedule:
-    """Returns a schedule like `as_schedule`, for settings that cannot follow measured numbers.
+    """Returns a schedule like `as_schedule`, for settings that cannot follow a metric.
 
     Args:
       value: number or schedule.

@@ -97,14 +97,14 @@ def build_network(
 
 
 def check_features(network: Any, name: str, shape: Sequence[int], dtype: Any = None) -> None:
-    """Raises UsageError if a network does not return `output_size` features for each row, with any leading dimensions.
+    """Raises UsageError if a network does not return `output_size` features for rows `[B, ...]` and `[T, N, ...]`.
 
     Calls the network in eval mode, and restores random generators afterwards. Lazy layers get their sizes in this call.
 
     Args:
       network: network with `output_size`.
       name: name of the parameter in messages.
-      shape: shape of the rows.
+      shape: shape of one row, without leading dimensions.
       dtype: dtype of the rows; None means float32.
     """
     import torch
@@ -171,11 +171,11 @@ def parameter_names(factory: Callable[..., Any]) -> set[str]:
 
 
 def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[..., Any]:
-    """Returns the factory of a network with the size of its values bound.
+    """Returns a network's factory as a partial that sets the size of the values, such as `num_values=2`.
 
     Args:
       network: class or function of the network.
-      values: name of the value representation, for the message.
+      values: name of the representation of values for the message, such as 'Quantiles'.
       size: size of the values, by the name of the network's parameter.
 
     Raises:

@@ -1,7 +1,7 @@
 """Values that change with training progress. Progress is 0 at the start and 1 when the budget is spent.
 
 A parameter that takes a schedule also takes a number; `as_schedule` converts it to a constant schedule. Progress may
-be a float or a 0-d tensor, so that a schedule works on the host, in a worker, and in a compiled update.
+be a float or a 0-d tensor, so that a schedule works in the trainer, in a worker, and in a compiled update.
 """
 
 import math

@@ -16,7 +16,7 @@ LISTS = ("grid", "choice")
 RANGES = ("uniform", "log", "int")
 INTEGER = r"[-+]?\d[\d_]*"
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-NAME = r"[\w./]+(?:\[[\w.'\"-]+\])?"  # a parameter, or an entry of its value, NAME[KEY]
+NAME = r"[\w./]+(?:\[[\w.'\"-]+\])?"  # a parameter, or NAME[KEY] for an entry of its value
 DIGITS = 6  # significant digits of a drawn number, few enough to copy by hand
 
 
@@ -26,7 +26,7 @@ class Parameter:
 
     Attributes:
       name: name in a gin file, such as `Learner.learning_rate`.
-      kind: kind of the set of values, one of LISTS and RANGES.
+      kind: form of the set of values: 'grid' or 'choice' for a list; 'uniform', 'log' or 'int' for a range.
       items: values of a list, or the two ends of a range, as gin texts.
     """
 
@@ -90,7 +90,7 @@ class Parameter:
         return distributions.FloatDistribution(low, high, log=self.kind == "log")
 
     def number(self, text: str) -> float | str:
-        """Returns a value in the type that `distribution` uses."""
+        """Returns the value that a gin text states, in the type that `distribution` uses."""
         return text if not self.is_range else int(text) if self.kind == "int" else float(text)
 
 
@@ -110,5 +110,5 @@ def check_range(low: float, high: float, said: str, turned: str) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise UsageError(f"{said}: bounds must be finite numbers")
     if low >= high:
-        hint = f"write {turned}" if low > high else "one value is a binding: --gin_param"
+        hint = f"write {turned}" if low > high else "to set a single value, use --gin_param"
         raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
