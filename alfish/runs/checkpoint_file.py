@@ -33,7 +33,7 @@ SCHEMA = 1
 _CONTAINERS = (dict, OrderedDict, list, tuple)
 _LEAVES = (torch.Tensor, nn.Parameter, str, int, float, bool, type(None))
 _HEADER_START = b"\nalfish checkpoint "
-_HEADER_SIZE = 4096  # maximum number of bytes
+_HEADER_SIZE = 4096  # maximum number of bytes of the header
 _TRAILER_START = b"\nalfish sha256 "
 _TRAILER_SIZE = len(_TRAILER_START) + 64 + 1
 

@@ -38,7 +38,7 @@ CODE_FILE = "code.zip"  # name of the archive of the run's source code, see `run
 SUPERSEDED = ".superseded"
 # Number of superseded files to keep; the files with the most steps are kept.
 NUM_SUPERSEDED = 2
-MAX_NOTE_SIZE = 4096  # maximum bytes of the small files beside checkpoints
+MAX_NOTE_SIZE = 4096  # maximum bytes of best.json
 
 _NAME = re.compile(r"checkpoint-(\d{12,})\.pt")
 

@@ -18,7 +18,7 @@ from absl import logging
 
 from alfish.errors import RunError, UsageError
 
-MAX_NAME = 200  # maximum bytes of a file's name within its temporary name; file systems allow 255
+MAX_NAME = 200  # bytes; a temporary name has the hash of a longer file name, because file systems allow 255
 
 
 class DiskError(RunError):

@@ -13,7 +13,7 @@ from alfish.errors import RunError, UsageError, first_line, printable
 from alfish.runs.files import temporary_of
 
 SUFFIXES = (".mp4", ".gif")
-# Maximum width in pixels, frames per second, and maximum length of the GIFs that TensorBoard shows instead of films.
+# Maximum width in pixels, frames per second, and maximum seconds of the GIFs that TensorBoard shows instead of films.
 GIF_WIDTH, GIF_FPS, GIF_SECONDS = 320, 10, 60
 
 
@@ -53,14 +53,14 @@ class FilmFile:
             self._writer = imageio.v2.get_writer(self._unfinished, **options)
 
     def append(self, frame: np.ndarray) -> None:
-        """Adds a frame `[H, W, 3]` uint8, always of the same size; drops the last row or column of an odd size."""
+        """Adds a frame `[H, W, 3]` uint8, always of one size; drops the last pixel row or column if H or W is odd."""
         height, width = (size // 2 * 2 for size in frame.shape[:2])  # video codecs require even sizes
         with self._named_errors():
             self._writer.append_data(frame[:height, :width])
         self.num_frames += 1
 
     def finish(self, path: Path) -> None:
-        """Completes the film, and replaces `path` by it."""
+        """Completes the film, and moves it to `path`, where it replaces an existing file."""
         with self._named_errors():
             self._writer.close()
             self._check_whole()
@@ -68,7 +68,7 @@ class FilmFile:
 
     def abandon(self) -> None:
         """Deletes the unfinished film."""
-        with contextlib.suppress(OSError):  # the exception that ended the film is being raised
+        with contextlib.suppress(OSError):  # must not hide the exception that ended the film
             self._writer.close()
         self._unfinished.unlink(missing_ok=True)
 

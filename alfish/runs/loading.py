@@ -10,7 +10,7 @@ from torch import nn
 
 from alfish.errors import UsageError
 
-# Types that count as equal.
+# Groups of types that `check_like` treats as equal.
 _ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))
 
 
@@ -88,13 +88,13 @@ def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
 
 
 def names_below(part: str, names: Iterable[str], owner: str) -> dict[str, str]:
-    """Returns a dict from the name of each entry within one part of a module to its full name.
+    """Returns the full name of each entry in one part of a module, by the name that the entry has within the part.
 
     Args:
       part: part of a module: a prefix, such as `critic.encoder` of `critic.encoder.weight`, or a full name; '' means
         the whole module.
-      names: names of the module's parameters or of its state.
-      owner: owner of the names, for the message.
+      names: full names of the module's parameters, or of the entries of its state dict.
+      owner: subject of the message, such as 'Learner.frozen_parts: PPO'.
 
     Raises:
       UsageError: the part does not exist; the message names similar parts.

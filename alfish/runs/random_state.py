@@ -124,7 +124,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores a result of `rng_state`. With fewer GPUs, warns and restores the GPUs that exist."""
+    """Restores a result of `rng_state`. With fewer GPUs, warns, and restores the generators of the GPUs that exist."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(json.loads(state["numpy"]))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-GRACE_SECONDS = 1.5  # seconds from a signal, or from the start of a later wait, until the wait is interrupted
+GRACE_SECONDS = 1.5  # seconds until a wait is interrupted, from the signal or, if the wait began later, from its start
 STUCK_SECONDS = 1.0  # further seconds until another thread takes over if the main thread runs no Python code
 LOOK_SECONDS = 0.05
 

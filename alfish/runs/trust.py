@@ -2,7 +2,7 @@
 
 An entry is a small file in the user's state directory. Its name is a digest of the exact text of a saved configuration
 and of the paths of the modules in the text. A configuration from elsewhere, or one that was changed, therefore has no
-entry. A configuration also has no entry if its modules are now found in a different place, for example in a directory
+entry. A configuration also has no entry if its modules are now found at different paths, for example in a directory
 that somebody else prepared.
 """
 

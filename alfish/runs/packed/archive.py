@@ -116,7 +116,7 @@ def _unpack(path: Path, file: BinaryIO, directory: Path) -> Manifest:
             digest, left = hashlib.sha256(), entry.size + 1
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            # The file is closed within `writing`, because a full disk may be noticed only then.
+            # The file is closed within `writing`, because some file systems report a full disk only at closing.
             with archive.open(members[name]) as member, writing(target), open(target, "xb") as output:
                 while left > 0 and (block := member.read(min(left, _BLOCK))):
                     digest.update(block)

@@ -41,7 +41,7 @@ class ConsoleProgress:
       clock: function that returns the real time, in seconds.
     """
 
-    REDRAW_SECONDS = 0.1  # seconds between drawings on a terminal; drawing costs more than a small network's step
+    REDRAW_SECONDS = 0.1  # seconds between drawings on a terminal; drawing takes longer than a step of a small run
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ConsoleProgress:
           done: spent part of the budget, including the part that earlier processes spent.
           steps: clock steps of the run.
           seconds: seconds of the run's iterations.
-          values: values by short name, such as 'return' and 'loss'; shown in their order.
+          values: metrics to show, in this order, by short name, such as 'return' and 'loss'.
         """
         moment, now = _Moment(seconds, done, steps), self._clock()
         if self._began is None:

@@ -21,7 +21,7 @@ MAX_DIGITS = 18  # maximum number of digits of a row's clock steps
 class CSVWriter(Writer):
     """CSV table with a column for each counter and each scalar name; a missing value is an empty cell.
 
-    For a new name, the file is rewritten with an additional last column. Each row is flushed, so a killed process loses
+    For a new scalar, the file is rewritten with one more column. Each row is flushed, so a killed process loses
     at most its last row. The next writer removes an incomplete last row.
 
     Args:

@@ -23,8 +23,8 @@ class TensorBoardWriter(Writer):
 
     Args:
       directory: directory of the event files.
-      purge_step: first step whose values TensorBoard discards, because a resumed run writes them again: 1 + the step of
-        the checkpoint from which the run resumes. None discards nothing.
+      purge_step: step from which on TensorBoard discards values of earlier processes, because a resumed run writes them
+        again: 1 + the step of the checkpoint from which the run resumes. None discards nothing.
 
     Raises:
       UsageError: if TensorBoard is not installed.

@@ -22,9 +22,9 @@ DIRECTORY = "trackers"  # directory of the records in a run's directory
 class Tracker(Writer):
     """A writer that sends a run's summaries to an experiment tracker.
 
-    A resumed run continues the same run of the tracker, without sending values twice. For each first segment of a name
-    (`train` in `train/loss`), a process sends only values whose clock is later than any that earlier processes have
-    sent. The run's directory stores the id of the tracker's run and these clocks in `trackers/`.
+    A resumed run continues the same run of the tracker, without sending values twice. A process sends a value only if
+    its clock is above the clocks of all values that earlier processes have sent under the same first segment of a name
+    (`train` in `train/loss`). The run's directory stores these clocks and the id of the tracker's run in `trackers/`.
 
     If the tracker fails, the writer warns once, and sends nothing more in this process; training continues.
 
@@ -44,9 +44,9 @@ class Tracker(Writer):
         """Begins or continues the run of the tracker; returns its id, by which a resumed run finds it.
 
         Args:
-          run: run that is written.
+          run: run whose summaries are sent.
           id: id that an earlier call returned; for a new run, an id that the tracker may use.
-          is_new: whether nothing of the run has been sent to the tracker.
+          is_new: whether no earlier process has connected the run to the tracker.
           settings: settings of the run, by name, with its provenance as `provenance.NAME`.
         """
 

@@ -55,7 +55,7 @@ class Image(NamedTuple):
     def to_png(self) -> bytes:
         """Returns the content of a PNG file."""
         height, width, _ = self.pixels.shape
-        rows = np.concatenate([np.zeros((height, 1), np.uint8), self.pixels.reshape(height, -1)], 1)  # no filter
+        rows = np.concatenate([np.zeros((height, 1), np.uint8), self.pixels.reshape(height, -1)], 1)  # filter 0: none
         header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
         chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
@@ -68,8 +68,8 @@ def shown_value(value: Any) -> Shown:
     """Converts a value to a number, a histogram or an image.
 
     Args:
-      value: number or array with one entry, for a number; `[H, W, 3]` or `[H, W, 1]` uint8, for an image; any other
-        array, for a histogram of its values; or a `Histogram` or an `Image`, which is returned as it is.
+      value: value to convert. A number or an array with one entry becomes a number, `[H, W, 3]` or `[H, W, 1]` uint8 an
+        image, and any other array a histogram of its entries. A `Histogram` or an `Image` is returned as it is.
 
     Raises:
       TypeError: the value is something else, such as a string.
