@@ -44,7 +44,7 @@ def write(member: Member, root: Path) -> Member:
         return _read(member, path)
     make_directory(path.parent)
     if member.parent is not None:
-        for kind in ("replay", "checkpoints"):  # the newest replay rows belong to the newest checkpoint
+        for kind in ("replay", "checkpoints"):  # only the newest of each, which belong together
             saved = Checkpoints(root / member.parent / kind)
             for newest in saved.steps()[-1:]:
                 make_directory(path.parent / kind)
@@ -58,7 +58,7 @@ def result_of(member: Member, state: RunState, last: int) -> MemberResult:
     """Returns the result of a member.
 
     Args:
-      member: member.
+      member: member that has been trained to the end of its generation.
       state: state of the member's run.
       last: number of final evaluations of the generation that count.
     """

@@ -233,7 +233,7 @@ class RunGroup(abc.ABC, Generic[Kind]):
     Attributes:
       directory: directory of the group, with its specification and its configuration.
       specification: specification of the group.
-      jobs: jobs that start the processes of runs.
+      jobs: object that starts the processes of runs.
       signals: signals of this process; after the first signal, `run` returns.
       log: function that receives a line for each event.
     """
@@ -256,7 +256,7 @@ class RunGroup(abc.ABC, Generic[Kind]):
 
         Args:
           due: function that returns the runs to train, including running ones. It is called at least once a second; a
-            run is taken from the iterator only if a job is free.
+            run is taken from the iterator only while fewer than `jobs.size` processes run.
           is_over: function that returns whether the run in a directory needs no further training.
           unfinished: reason of failure for a run that ended without an error, but is not over.
         """

@@ -34,7 +34,7 @@ class JobEnded(NamedTuple):
 
 
 class Jobs(Protocol):
-    """Processes of `alfish train`, at most `size` at a time, each in the directory of its run.
+    """Processes of `alfish train`, at most `size` at a time; each trains the run in one directory.
 
     Attributes:
       size: largest number of processes that run at the same time.

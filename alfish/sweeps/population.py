@@ -30,7 +30,7 @@ class PopulationSpecification(Specification):
       perturb: bounds of each parameter that differs between members, written as in `--perturb`.
       members: number of members.
       generations: number of generations.
-      steps: clock steps of a generation.
+      steps: number of clock steps of each generation.
       share: fraction of members that are replaced after a generation, in [0, 0.5].
       gap: number of standard errors by which a member must be worse than the member that replaces it.
     """
@@ -131,7 +131,7 @@ class Population(RunGroup[PopulationSpecification]):
             directory = self.directory / member.name
             if not _is_over(directory, end):
                 own = {"Trainer.seed": self.specification.seed + member.number, "Trainer.stop_at": end}
-                # Perturbed settings differ from the configuration of the parent's checkpoint.
+                # Perturbed settings differ from the configuration of the parent's checkpoint, which this flag permits.
                 yield Due(directory, {**member.bindings, **own}, ["--on_config_change=new"])
 
     def _link_best(self, results: Sequence[MemberResult]) -> None:

@@ -42,7 +42,7 @@ class RunState(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "RunState":
         """Reads the directory of a run, which need not exist."""
-        is_done = (directory / DONE).is_file()  # read first: a finished run writes nothing more
+        is_done = (directory / DONE).is_file()  # read first, because a finished run writes nothing more
         failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
         return cls(
@@ -73,7 +73,7 @@ class Endings:
     """Decides whether a run has failed or can be continued, after its process has ended."""
 
     def __init__(self) -> None:
-        self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of later deaths, by run
+        self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint, and deaths since then, by run
 
     def failure(self, ended: JobEnded) -> str | None:
         """Returns the reason why a run has failed; None if the run is done or can be continued."""
@@ -92,7 +92,7 @@ class Endings:
 
 
 def _last_words(directory: Path, status: int) -> str:
-    """Returns the last sentence of `alfish train`, or the last line of a traceback."""
+    """Returns the last sentence that `alfish train` printed, or else the last line of its output."""
     lines = [line for line in contents.last_text(directory, OUTPUT).splitlines() if line.strip()]
     said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
     words = (said or lines or [f"exit status {status}"])[-1].strip()

@@ -17,7 +17,7 @@ from alfish.sweeps.trials import Trial
 from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
 CSV = "trials.csv"
-NUM_SHOWN = 10  # maximum number of trials of each state in the table for people
+NUM_SHOWN = 10  # maximum number of trials of each state in the printed table
 # 97.5 % quantiles of Student's t distribution for 1 to 10 degrees of freedom.
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -44,7 +44,7 @@ def write_csv(directory: Path, names: Sequence[str], trials: Sequence[Trial]) ->
 def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
     """Returns a 95 % interval of a trial's value, by Student's t over the trial's seeds.
 
-    With one seed, the interval is a bootstrap over its episodes, which does not include variation between seeds.
+    If only one run counts, the interval is a bootstrap over its episodes, without the variation between seeds.
     """
     if trial.value is None:
         return None, None
@@ -117,7 +117,7 @@ def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequ
 
 
 def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], best: Trial | None) -> None:
-    """Draws the value of each trial against one parameter."""
+    """Draws the mean return of each trial against its setting of one parameter."""
     numbers = _numbers(parameter)
     for state, color in COLORS.items():
         own = [trial for trial in trials if trial.state == state and trial.value is not None]

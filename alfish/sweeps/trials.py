@@ -5,7 +5,7 @@ Each run is trained by `alfish train` in an ordinary run directory. The sweep al
 directory:
 
     trial.json   before the run starts: number, bindings, seed, and the trials that were complete when it was proposed
-    pruned       the evaluation after which the run was stopped
+    pruned       clock of the evaluation after which the run was stopped
     failed       reason why the run cannot continue; without this file, the run is started again
 """
 
@@ -76,7 +76,7 @@ class TrialRun:
     def failure(self) -> str | None:
         """Reason why the run has no value; None if the run has a value, or is not over.
 
-        A run with a failure may be done, because `alfish train` may have continued it later.
+        A run with the file `failed` may be done, because the user may have continued it with `alfish train`.
         """
         if not self.state.is_done:
             return self.state.failure
