@@ -48,7 +48,7 @@ class ComparisonRow:
       optimality_gap: mean amount by which scores are below the target: 1 with a score range, else the threshold. None
         means that there is neither.
       way: time to the threshold and number of runs that reach it; None means no threshold.
-      axis: clock of `way.clock` and `rate`: environment steps, or updates if a run has no environment steps. Empty for
+      axis: unit of `way.clock` and `rate`: environment steps, or updates if a run has no environment steps. Empty for
         all environments together.
       rate: median over runs of clock steps per training second; None means unknown.
       improvement: probability that a run of this group is better than a run of the other group, if there are two
@@ -102,7 +102,7 @@ def compare(
     Args:
       sources: runs to compare.
       metric: name of the metric, in the form that `alfish.plot` takes.
-      note: function that is called with each sentence about runs.
+      note: function that is called with each sentence that the user should read about the runs.
       last: number of last values whose mean is the score of a run.
       thresholds: texts of thresholds, at most one for each environment, such as '475' or 'CartPole-v1:475'.
       ranges: texts of the scores that normalization maps to 0 and 1, such as '0,500' or 'CartPole-v1:0,500'.
@@ -172,7 +172,7 @@ def _over_all(
         own = {row.environment: row for row in rows if row.label == label}
         counts = {row.num_runs for row in own.values()}
         if len(own) < len(environments) or len(counts) > 1:
-            note(f"{label} has no row over all environments, because its number of runs differs between them")
+            note(f"{label} has no row over all environments, because its number of runs differs between environments")
             continue
         scores = np.concatenate([own[environment].scores for environment in environments], axis=1)
         found.append(_row(ALL, label, scores, 1.0, None, "", None))

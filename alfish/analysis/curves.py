@@ -34,7 +34,7 @@ class Curve(NamedTuple):
 
     Attributes:
       group: group of the runs.
-      clock: clock `[N]` of the points; all runs have values there.
+      clock: clocks `[N]` of the points, at each of which all runs have a value.
       values: aggregate of the runs, `[N]`.
       band: 95 % interval of the aggregate, `[2, N]`; None for a single run.
       series: the metric of each run.
@@ -70,7 +70,7 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
 
     Args:
       clocks: clocks `[N_r]` of each run r.
-      values: values `[N_r]` of each run r; the last of several values at one clock counts.
+      values: values `[N_r]` of each run r; of several values at the same clock, the last is used.
 
     Returns:
       Points `[N]`, and values `[R, N]`.
@@ -98,7 +98,7 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
 
 
 def axis_of(series: Sequence[Series], names: Sequence[str], axis: str | None = None) -> str:
-    """Returns the axis to draw: the given axis, or the first axis that all series have.
+    """Returns the horizontal axis: the given axis, or the first axis that all series have.
 
     Raises:
       UsageError: a series does not have the axis.

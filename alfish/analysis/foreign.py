@@ -35,7 +35,7 @@ class TableSource:
       path: path of the table.
       columns: cells of each column, by the column's name in lower case.
       label: label that the user has given to the table; None means no label.
-      seed, environment: seed and environment of this curve.
+      seed, environment: seed and environment of this curve, as texts; None means unknown.
     """
 
     bindings: Mapping[str, str] = {}
@@ -55,7 +55,7 @@ class TableSource:
         self._path, self._columns = path, columns
 
     def series(self, metric: str) -> Series:
-        """Returns the column with the name of the metric or of its last part, else the first column in `VALUES`."""
+        """Returns the column named like the metric or like its end after the last `/`; else the first of `VALUES`."""
         value = _first((metric.lower(), metric.rpartition("/")[2].lower(), *VALUES), self._columns)
         clocks = {axis: name for axis, names in CLOCKS.items() if (name := _first(names, self._columns))}
         if value is None or not clocks:

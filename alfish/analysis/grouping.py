@@ -22,7 +22,7 @@ IGNORED_CLASSES = ("EvaluateSampled", "CheckpointSaver", "Summaries", "Progress"
 # Settings that are ignored if they list only `Evaluate` and IGNORED_CLASSES.
 LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")
 MAX_SHOWN = 4  # largest number of bindings in a label
-MAX_LETTERS = 30  # largest number of characters of a value in a label
+MAX_LETTERS = 30  # largest number of characters of a binding's value in a label
 REFERENCE = re.compile(r"[@%](?:[\w.]+/)*([\w.]+)")
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def _labelled(sources: Sequence[SeriesSource]) -> Iterable[tuple[str, list[Serie
 def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Returns, for each configuration, the bindings that differ between configurations and may affect learning.
 
-    Bindings that some configurations lack are added only if the other bindings do not distinguish all configurations.
+    Bindings that some configurations lack are returned only if they separate configurations that are otherwise equal.
     For example, if a binding selects different classes, the settings of the classes are not needed.
     """
     configurations = [{n: v for n, v in one.items() if not _is_ignored(n, v)} for one in configurations]

@@ -24,7 +24,7 @@ from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ran
 NUM_PANELS = 15  # largest number of plotted training metrics
 NUM_COLUMNS = 3
 MAX_FILMS = 32 * 2**20  # total bytes of the films inside the page
-COUNTS = ("/n", "/environment_steps", "/episodes")  # suffixes of metrics that only count
+COUNTS = ("/n", "/environment_steps", "/episodes")  # ends of names of metrics that only count, which are not plotted
 FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
 Evaluations = Mapping[int, Sequence[float]]
@@ -215,7 +215,7 @@ def _origin(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def provenance_of(directory: Path) -> list[Mapping[str, Any]]:
-    """Returns an entry with the command of each start of the run; empty if the run has no provenance file.
+    """Returns one entry for each start of the run, with its command; empty if the run has no provenance file.
 
     Raises:
       UsageError: the file is damaged.

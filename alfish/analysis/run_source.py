@@ -105,7 +105,7 @@ class RunSeriesSource:
 
     @property
     def clock_words(self) -> str:
-        """Unit of the numbers in the names of evaluation files, in words."""
+        """Unit of the clocks in the names of evaluation files, in words for an axis."""
         table = self._metrics
         steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
@@ -114,7 +114,7 @@ class RunSeriesSource:
         return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"
 
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
-        """Returns the mean over the episodes of each evaluation, at the clock that metrics.csv has for it."""
+        """Returns the mean over the episodes of each evaluation, with the clocks of its row in metrics.csv."""
         table = self._metrics
         own = next((column for column in table.header if column.startswith(f"{name}/")), None)
         steps = [int(one) for one in table.numbers("steps")]

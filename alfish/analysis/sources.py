@@ -52,7 +52,7 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Seri
 
 
 def read_all(sources: Sequence[SeriesSource], metric: str, note: Note) -> dict[SeriesSource, Series]:
-    """Returns the metric of each run that has it; adds a note for each run without it.
+    """Returns the series of the metric for each run that has it; calls `note` for each run without it.
 
     Raises:
       UsageError: no run has the metric.

@@ -19,7 +19,7 @@ Aggregate = Callable[[np.ndarray], np.ndarray]
 
 
 class Estimate(NamedTuple):
-    """A number and its 95 % interval; the interval is None if there is only one run."""
+    """An aggregate and its 95 % interval; the interval is None if there is only one run."""
 
     value: float
     interval: tuple[float, float] | None
@@ -72,7 +72,7 @@ def estimate(scores: np.ndarray, aggregate: Aggregate, num_draws: int = NUM_DRAW
 
 
 def estimate_improvement(x: np.ndarray, y: np.ndarray, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
-    """Returns the probability that `x` `[R, M]` improves on `y` `[S, M]`; runs are drawn as in `estimate`."""
+    """Returns `probability_of_improvement` of scores `[R, M]` over `[S, M]`; runs are drawn as in `estimate`."""
     value = float(probability_of_improvement(x, y))
     if min(len(x), len(y)) < 2:
         return Estimate(value, None)
