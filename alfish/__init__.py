@@ -82,6 +82,8 @@ _MOVED = {
     "alfish.distributions": "alfish.functional.distributions",
     "alfish.losses": "alfish.functional.losses",
     "alfish.metrics.rows": "alfish.metrics.step_batch",
+    "alfish.networks.hybrid.hybrid_policy": "alfish.networks.hybrid",
+    "alfish.networks.hybrid.temperatures": "alfish.networks.hybrid",
     "alfish.policy_losses": "alfish.functional.losses",
     "alfish.replicas": "alfish.processes.replicas",
     "alfish.returns": "alfish.functional.returns",
@@ -92,6 +94,8 @@ _MOVED = {
     "alfish.weighting": "alfish.training.reward_weights",
     "alfish.writers": "alfish.runs.writers",
 }
+# Modules that were packages, whose former modules are in `_MOVED`.
+_FORMER_PACKAGES = {"alfish.networks.hybrid"}
 
 
 class _MovedModules:
@@ -99,11 +103,17 @@ class _MovedModules:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        old = next((old for old in _MOVED if name == old or name.startswith(old + ".")), None)
-        if old is None:
+        if not name.startswith("alfish."):
             return None
         import importlib.machinery
 
+        if name in _FORMER_PACKAGES:
+            spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
+            spec.submodule_search_locations = []  # Python imports submodules only of modules that have such a list
+            return spec
+        old = next((old for old in _MOVED if name == old or name.startswith(old + ".")), None)
+        if old is None:
+            return None
         loader: Any = _MovedLoader(_MOVED[old] + name[len(old) :])
         return importlib.machinery.ModuleSpec(name, loader)
 
