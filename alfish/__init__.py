@@ -78,8 +78,9 @@ if TYPE_CHECKING:
 _MOVED = {
     "alfish.batches": "alfish.learner.batches",
     "alfish.composition": "alfish.algorithms.composition",
-    "alfish.corrections": "alfish.functional.corrections",
+    "alfish.corrections": "alfish.functional.targets",
     "alfish.distributions": "alfish.functional.distributions",
+    "alfish.functional.corrections": "alfish.functional.targets",
     "alfish.losses": "alfish.functional.losses",
     "alfish.metrics.rows": "alfish.metrics.step_batch",
     "alfish.networks.hybrid.hybrid_policy": "alfish.networks.hybrid",

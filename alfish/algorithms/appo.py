@@ -26,7 +26,7 @@ from gymnasium import spaces
 from alfish.algorithms.ppo import PPO, PPOTarget
 from alfish.data import Experience
 from alfish.errors import UsageError
-from alfish.functional import corrections
+from alfish.functional import targets
 from alfish.nest import Nest
 from alfish.parameters import PositiveFloat, checked
 
@@ -68,7 +68,7 @@ class APPO(PPO):
         (policy, value, *_), _ = self.network(step, experience.state)
         ratio = (policy.log_prob(experience.action) - behaviour.log_prob(experience.action)).exp()
         rows = *self.values.reward_and_discount(step), value, step.step_type, ratio
-        target, advantage = corrections.vtrace(*rows, self._lambda, self._rho_bar, self._c_bar)
+        target, advantage = targets.vtrace(*rows, self._lambda, self._rho_bar, self._c_bar)
         # Without lag the ratio is 1 up to rounding errors, which do not count as clipping.
         rho_clipped = (ratio > 1.001 * self._rho_bar).to(ratio.dtype)
         return self.with_target(experience, advantage, target, value, rho_clipped=rho_clipped)

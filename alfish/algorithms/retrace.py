@@ -17,8 +17,7 @@ from alfish.algorithms.dqn import DQN
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.sac import SAC
 from alfish.data import Experience
-from alfish.functional.corrections import behaviour_trace
-from alfish.functional.targets import NextValues
+from alfish.functional.targets import NextValues, behaviour_trace
 from alfish.nest import Nest
 from alfish.networks import Features
 from alfish.networks.hybrid import Choice, HybridAction, HybridPolicy

@@ -14,7 +14,7 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
-from alfish.functional import corrections, losses
+from alfish.functional import losses, targets
 from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, TorchOptimizer
@@ -157,7 +157,7 @@ class TestWithLag:
         assert ((ratio - 1).abs() > 0.2).float().mean() > 0.3, "it has hardly moved"
         with torch.no_grad():
             value = appo.network.value(step, experience.state)
-        expected = corrections.vtrace(step.reward, 0.9 * step.discount, value, step.step_type, ratio, 0.8, 1.5, 0.9)
+        expected = targets.vtrace(step.reward, 0.9 * step.discount, value, step.step_type, ratio, 0.8, 1.5, 0.9)
         info = _prepared(appo, experience).info
         torch.testing.assert_close(info.target, expected.target)
         advantage = expected.advantage if num_rewards is None else expected.advantage.sum(-1)

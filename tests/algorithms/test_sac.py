@@ -19,8 +19,8 @@ from alfish.algorithms.sac import SAC
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.errors import UsageError
-from alfish.functional import corrections
 from alfish.functional.distributions import SquashedNormal
+from alfish.functional.targets import retrace
 from alfish.functional.values import LowerBounded
 from alfish.learner.batches import Minibatches, ReplayBatches, take
 from alfish.learner.learner import Learner
@@ -405,7 +405,7 @@ def test_retrace_targets_use_policy_ratios_and_target_critics(name):
     plain = make(ACTIONS[name], ensemble_size=3, lambda_=0.5)  # values each row too
     torch.testing.assert_close(info.following.value, learn(plain, experience)[0].following.value)
     rows_of = step.reward, 0.5 * step.discount, q[1:], info.following.value, step.step_type, ratio[1:].clamp(max=1)
-    torch.testing.assert_close(targets(sac, experience), corrections.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
+    torch.testing.assert_close(targets(sac, experience), retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
     assert not torch.allclose(targets(sac, experience), targets(plain, experience), atol=0.05)
     assert not any(leaf.requires_grad for leaf in (info.following.value, info.following.q, info.following.trace))
 

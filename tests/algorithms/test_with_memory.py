@@ -20,7 +20,7 @@ from alfish.algorithms.retrace import RecurrentRetraceSAC, RetraceDQN
 from alfish.data import Experience, StepType, TimeStep, in_line, trainable
 from alfish.environments import VectorEnvironment
 from alfish.errors import UsageError
-from alfish.functional import corrections, returns
+from alfish.functional import returns, targets
 from alfish.learner.batches import EpochBatches, OfflineBatches, ReplayBatches, take
 from alfish.networks import (
     GRU,
@@ -400,9 +400,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
         )
         trace = (experience.action == greedy).float()
         assert trace.any() and not trace.all()
-        target = corrections.retrace(
-            step.reward, 0.5 * step.discount, taken[1:], value[1:], step.step_type, trace[1:], 1.0
-        )
+        target = targets.retrace(step.reward, 0.5 * step.discount, taken[1:], value[1:], step.step_type, trace[1:], 1.0)
     loss = dqn.calc_loss(experience, dqn.train_step(experience, experience.state).info).loss
     trains = trainable(step.step_type)
     torch.testing.assert_close(loss[trains], 0.5 * (own[:-1] - target).square()[trains])
@@ -421,9 +419,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
         soft = (log_p.exp() * (q - sac.temperatures.log_alpha["discrete"].exp() * log_p)).sum(-1)
         taken, log_pi = (each.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) for each in (q, log_p))
         trace = (log_pi - log_mu).exp().clamp(max=1)
-        target = corrections.retrace(
-            step.reward, 0.5 * step.discount, taken[1:], soft[1:], step.step_type, trace[1:], 1.0
-        )
+        target = targets.retrace(step.reward, 0.5 * step.discount, taken[1:], soft[1:], step.step_type, trace[1:], 1.0)
         own = sac.critic(features).gather(-1, experience.action.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)[:, :-1]
     loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss["critic"]
     torch.testing.assert_close(loss[trains], 0.5 * (own - target).square().sum(0)[trains])

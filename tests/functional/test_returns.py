@@ -8,7 +8,7 @@ import torch
 
 from alfish.data import StepType, trainable
 from alfish.errors import UsageError
-from alfish.functional import corrections, returns, targets
+from alfish.functional import returns, targets
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -25,7 +25,7 @@ def _lambda_return(reward, discount, value, step_type, lambda_):
 
 
 def _retrace(reward, discount, q, value, step_type, trace, lambda_):
-    return corrections.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
+    return targets.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
 
 
 FUNCTIONS = {
@@ -33,8 +33,8 @@ FUNCTIONS = {
     "lambda_return": lambda *rows: _lambda_return(*rows, 0.7),
     "gae": lambda *rows: returns.gae(*rows, 0.7),
     # A ratio that each row brings along, however rows are cut apart: about half of them are clipped.
-    "vtrace targets": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).target,
-    "vtrace advantages": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).advantage,
+    "vtrace targets": lambda *rows: targets.vtrace(*rows, rows[2].exp(), 0.7).target,
+    "vtrace advantages": lambda *rows: targets.vtrace(*rows, rows[2].exp(), 0.7).advantage,
     # Action values and traces that each row brings along, likewise.
     "retrace": lambda reward, discount, value, step_type: _retrace(
         reward, discount, value.cos(), value, step_type, value.sigmoid(), 0.7
@@ -173,7 +173,7 @@ def _ratio(num_rows, num_envs, seed=0):
 def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar, c_bar):
     rows, ratio = _stream(21, 4, num_rewards, seed=9), _ratio(21, 4)
     expected = _plain_vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
-    result = corrections.vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
+    result = targets.vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
     torch.testing.assert_close(tuple(result), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -181,7 +181,7 @@ def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar
 @pytest.mark.parametrize("num_rewards", [None, 4])
 def test_on_policy_vtrace_equals_gae_and_lambda_returns(num_rewards, lambda_):
     rows = _stream(37, 4, num_rewards, seed=10)
-    result = corrections.vtrace(*rows, torch.ones(37, 4), lambda_)
+    result = targets.vtrace(*rows, torch.ones(37, 4), lambda_)
     torch.testing.assert_close(result.advantage, returns.gae(*rows, lambda_), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(result.target, _lambda_return(*rows, lambda_), atol=1e-5, rtol=1e-5)
 
@@ -191,10 +191,10 @@ def test_the_ratio_is_read_where_rows_train_and_nowhere_else(garbage):
     rows, ratio = _stream(30, 6, seed=11), _ratio(30, 6)
     unread = torch.ones(30, 6, dtype=torch.bool)
     unread[:-1] = ~trainable(rows[-1])  # LAST, PAD, what stands before FIRST, and the last row
-    expected = corrections.vtrace(*rows, ratio, 0.7)
-    result = corrections.vtrace(*rows, ratio.masked_fill(unread, garbage), 0.7)
+    expected = targets.vtrace(*rows, ratio, 0.7)
+    result = targets.vtrace(*rows, ratio.masked_fill(unread, garbage), 0.7)
     assert all(torch.equal(a, b) for a, b in zip(result, expected))
-    other = corrections.vtrace(*rows, torch.where(unread, ratio, ratio / 8), 0.7)
+    other = targets.vtrace(*rows, torch.where(unread, ratio, ratio / 8), 0.7)
     assert not any(torch.equal(a, b) for a, b in zip(other, expected))
 
 
@@ -327,7 +327,7 @@ class TestVTraceByHand:
         return reward, discount, value, _column(FIRST, MID, end)
 
     def _vtrace(self, *settings, ratio=(4.0, 0.5, 9.0), **end):
-        result = corrections.vtrace(*self._rows(**end), torch.tensor(ratio)[:, None], *settings)
+        result = targets.vtrace(*self._rows(**end), torch.tensor(ratio)[:, None], *settings)
         return [column[:, 0].tolist() for column in result]
 
     # Errors of a step: 1 + 0.5 20 - 10 = 1, and 2 + 0.5 30 - 20 = -3, or 2 - 20 = -18 where the episode terminates.
@@ -389,7 +389,7 @@ class TestVTraceOfAnotherPolicy:
     def test_only_unclipped_corrected_targets_use_the_new_policy(self, lambda_, c_bar):
         value = self._value(self.NEW)
         corrected = self._expectations(
-            lambda rows, ratio: corrections.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
+            lambda rows, ratio: targets.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
         )
         torch.testing.assert_close(corrected, value)
         uncorrected = self._expectations(lambda rows, ratio: _lambda_return(*rows, lambda_), value)
@@ -398,7 +398,7 @@ class TestVTraceOfAnotherPolicy:
     def test_clipped_targets_are_values_of_a_policy_between_the_two(self):
         between = torch.minimum(self.OLD, self.NEW)
         value = self._value(between / between.sum(1, keepdim=True))
-        clipped = self._expectations(lambda rows, ratio: corrections.vtrace(*rows, ratio, 0.9)[0], value)
+        clipped = self._expectations(lambda rows, ratio: targets.vtrace(*rows, ratio, 0.9)[0], value)
         torch.testing.assert_close(clipped, value)
         old, new = self._value(self.OLD), self._value(self.NEW)
         assert ((old < value) & (value < new)).all()
@@ -406,9 +406,7 @@ class TestVTraceOfAnotherPolicy:
     def test_advantages_times_the_ratio_give_the_policy_gradient(self):
         """sum_a mu(a) ratio(a) E[q - V | a] is what the new policy gains by its actions: nothing, of its own value."""
         value = self._value(self.NEW)
-        gain = self._expectations(
-            lambda rows, ratio: ratio[0] * corrections.vtrace(*rows, ratio, 0.9, math.inf)[1], value
-        )
+        gain = self._expectations(lambda rows, ratio: ratio[0] * targets.vtrace(*rows, ratio, 0.9, math.inf)[1], value)
         torch.testing.assert_close(gain, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
@@ -627,7 +625,7 @@ def test_wrong_shapes_are_refused(function, change):
 def test_a_ratio_of_another_shape_is_refused(shape):
     rows = [torch.zeros(5, 3)] * 3
     with pytest.raises(ValueError, match="shapes differ: ratio"):
-        corrections.vtrace(*rows, torch.zeros(5, 3, dtype=torch.int32), torch.ones(shape), 0.9)
+        targets.vtrace(*rows, torch.zeros(5, 3, dtype=torch.int32), torch.ones(shape), 0.9)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -50,7 +50,6 @@ TOGETHER = {
     ],
     "exporting/test_packing.py": ["bin: pack unpack", "exporting: card"],
     "functional/test_return_distributions.py": ["algorithms: munchausen"],
-    "functional/test_returns.py": ["functional: corrections"],
     "learner/batches/test_batches.py": ["learner/batches: epochs"],
     "learner/batches/test_replay.py": ["learner/batches: sequence_sampler update_schedule"],
     "learner/test_compiled.py": [
