@@ -10,7 +10,7 @@ from alfish.algorithms.contract import kind_of, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
 from alfish.networks import target
-from alfish.networks.bodies.linear import Projected
+from alfish.networks.layers import Projected
 
 
 class ParameterGroup:

@@ -14,7 +14,7 @@ from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments, has_batch_norm
-from alfish.networks.bodies.linear import UnitRows
+from alfish.networks.layers import UnitRows
 
 NORMED = {
     "critic": functools.partial(CriticEnsemble, layers=(8, 6), norm="batch", norm_after=True),

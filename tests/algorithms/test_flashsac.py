@@ -13,8 +13,8 @@ from alfish.algorithms.flashsac import FlashSAC
 from alfish.errors import UsageError
 from alfish.networks import CriticEnsemble
 from alfish.networks.bodies.batch_norm import Moments
-from alfish.networks.bodies.linear import Projected, UnitRows
 from alfish.networks.bodies.residual import Residual
+from alfish.networks.layers import Projected, UnitRows
 
 BODY = functools.partial(Residual, width=8, blocks=1, expansion=2)
 FLASH = {

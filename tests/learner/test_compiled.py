@@ -62,7 +62,7 @@ from alfish.networks import (
     StackedMemory,
     Torso,
 )
-from alfish.networks.bodies.linear import UnitLinear
+from alfish.networks.layers import UnitLinear
 from alfish.parameters.schedules import Linear, Steps
 from alfish.replay import AlignedRingBuffer, Prioritized, ReplayView, RingBuffer, Uniform
 from alfish.training.trainer import Trainer

@@ -13,10 +13,9 @@ from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.functional.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
-from alfish.networks.bodies.linear import NoisyLinear
 from alfish.networks.hybrid import SquashedNormalHead
 from alfish.networks.images import is_image
-from alfish.networks.layers import RMSNorm, Tanh
+from alfish.networks.layers import NoisyLinear, RMSNorm, Tanh
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (4,), np.float32),

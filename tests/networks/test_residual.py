@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.linear import Projected, UnitRows, UnitScale
 from alfish.networks.bodies.residual import Residual
+from alfish.networks.layers import Projected, UnitRows, UnitScale
 
 
 def test_values_equal_hand_computed_values():

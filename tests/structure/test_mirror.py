@@ -62,7 +62,6 @@ TOGETHER = {
     "networks/test_memories.py": ["networks: attention_window min_gru stacked_memory"],
     "networks/test_networks.py": [
         "networks: actor_critic encoders heads hybrid layers q_network",
-        "networks/bodies: linear",
     ],
     "offline/test_buffer.py": ["offline: episode_rows"],
     "offline/test_hdf5.py": ["offline: limits", "offline/sources: d4rl"],

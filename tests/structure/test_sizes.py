@@ -19,10 +19,10 @@ PACKAGE_FILES = 15
 # Lines that a reader of an algorithm needs, and those of its file and of what it imports itself, at most. These are
 # alarms: a change that exceeds one says here why, and no file is split to stay below.
 # `log_prob`, which parts of `Composed` read, added 7 lines to the hooks of all algorithms. Formulas and differences
-# from the papers added up to 10 lines to module docstrings, and clearer sentences 2 lines. Retrace joined the targets
-# that call it, and temperatures the policies whose entropies they weigh: fewer files, whose lines count as own imports.
+# from the papers added up to 10 lines to module docstrings, and clearer sentences 2 lines. Retrace joined the targets,
+# and the layers of fixed norm the layers: this made the files that SAC and DQN import longer, and their number smaller.
 LINES_TO_READ = {
-    "alfish.algorithms.sac": (3240, 2190),
+    "alfish.algorithms.sac": (3230, 2280),
     "alfish.algorithms.dqn": (2350, 1440),
     "alfish.algorithms.ppo": (2650, 1410),
     "alfish.algorithms.a2c": (2700, 1300),

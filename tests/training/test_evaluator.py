@@ -25,7 +25,7 @@ from alfish.environments.functional import Integers
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
-from alfish.networks.bodies.linear import NoisyLinear
+from alfish.networks.layers import NoisyLinear
 from alfish.specs import sample as sample_actions
 from alfish.training.evaluations import evaluation
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.linear import UnitRows, UnitScale
-from alfish.networks.layers import RMSNorm, linear, orthogonal
+from alfish.networks.layers import RMSNorm, UnitRows, UnitScale, linear, orthogonal
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import build_network
 
