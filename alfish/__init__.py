@@ -86,6 +86,8 @@ _MOVED = {
     "alfish.networks.bodies.linear": "alfish.networks.layers",
     "alfish.networks.hybrid.hybrid_policy": "alfish.networks.hybrid",
     "alfish.networks.hybrid.temperatures": "alfish.networks.hybrid",
+    "alfish.networks.min_gru": "alfish.networks.memory",
+    "alfish.networks.stacked_memory": "alfish.networks.memory",
     "alfish.policy_losses": "alfish.functional.losses",
     "alfish.replicas": "alfish.processes.replicas",
     "alfish.returns": "alfish.functional.returns",

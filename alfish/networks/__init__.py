@@ -16,10 +16,8 @@ from alfish.networks.heads import FLOORED_HEAD, NormalHead, PolicyHead, head_mas
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
-from alfish.networks.memory import GRU, LSTM
-from alfish.networks.min_gru import MinGRU
+from alfish.networks.memory import GRU, LSTM, MinGRU, StackedMemory
 from alfish.networks.q_network import ImplicitQNetwork, QNetwork
-from alfish.networks.stacked_memory import StackedMemory
 from alfish.networks.target import TargetNetwork
 from alfish.networks.windows import Features, Window, burn_in_state, first_and_bootstrap_rows
 

@@ -6,11 +6,12 @@ rows, the memory resets the state to zeros at each FIRST row.
 
 Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error. The first
 computes row by row with elementary operations; compiled graphs use it. The second calls torch's fused kernel once for
-all pieces between resets, and is used if it is faster. Other memories (`min_gru`, `attention_window`,
-`stacked_memory`) have one implementation.
+all pieces between resets, and is used if it is faster. Other memories (`MinGRU`, `AttentionWindow`) have one
+implementation.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import gin
 import numpy as np
@@ -20,8 +21,11 @@ from torch import nn
 
 from alfish import nest
 from alfish.data import StepType
+from alfish.errors import UsageError
+from alfish.functional.returns import reverse_scan
 from alfish.nest import Nest
-from alfish.parameters import PositiveInt, checked
+from alfish.parameters import PositiveInt, Range, checked
+from alfish.parameters.parts import build_memory
 
 MOST_ROWS_IN_A_GRAPH = 32
 
@@ -231,3 +235,109 @@ class LSTM(_Gated):
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
         """Also returns True if no column is cut: oneDNN then takes a fifth to a half of the time of `row_by_row`."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class MinGRU(Memory):
+    """A gated recurrent unit that is linear in its state, `[B, H]`; its gates do not depend on the state.
+
+        h_t = (1 - z_t) h_{t-1} + z_t c_t,   z_t = sigmoid(W_z x_t + b_z),   c_t = W_c x_t + b_c
+
+    Consecutive rows are computed by doubling, in log2(T) operations on all rows. At FIRST rows, 1 - z_t is replaced by
+    0. This is the paper's form without logarithms. Products in the doubling are in [0, 1], and nothing is
+    divided, so logarithms are not needed. They would restrict c_t to positive numbers, and turn the zeros of resets
+    into infinities.
+
+    Source: Feng et al., 2024, https://arxiv.org/abs/2410.01201; `timescale`: Tallec & Ollivier, 2018,
+    https://arxiv.org/abs/1804.11188.
+
+    Args:
+      input_size: number of input features, F.
+      size: number of output features, H.
+      timescale: number of rows that the slowest unit initially remembers, at least 2. The initial z of a unit is 1 / n,
+        with n evenly spaced from 2 to this number over the units. 2 means that all biases start from 0, as in the
+        paper.
+    """
+
+    def __init__(self, input_size: PositiveInt, size: PositiveInt = 64, timescale: Annotated[float, Range(2)] = 64.0):
+        super().__init__()
+        self.output_size = size
+        self.weight = nn.Parameter(torch.empty(2 * size, input_size))
+        self.bias = nn.Parameter(torch.zeros(2 * size))
+        for part in self.weight.detach().chunk(2):
+            nn.init.orthogonal_(part)
+        with torch.no_grad():
+            self.bias[:size] = -torch.linspace(1.0, timescale - 1, size).log()
+
+    def initial_state(self, batch_size: int) -> torch.Tensor:
+        return torch.zeros(batch_size, self.output_size)
+
+    def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        enter, new = self._gate(features)
+        state = state + enter * (new - state)
+        return state, state
+
+    def rows(
+        self, features: torch.Tensor, state: torch.Tensor, step_type: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        enter, new = self._gate(features)
+        keep = torch.where((step_type == StepType.FIRST).unsqueeze(-1), 0.0, 1 - enter)
+        increment = enter * new
+        increment = torch.cat([(increment[0] + keep[0] * state).unsqueeze(0), increment[1:]])
+        output = reverse_scan(keep.flip(0), increment.flip(0)).flip(0)
+        return output, output[-1]
+
+    def _gate(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns z and c, `[..., H]` each."""
+        gate, new = F.linear(features, self.weight, self.bias).chunk(2, -1)
+        return torch.sigmoid(gate), new
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class StackedMemory(nn.Module):
+    """Memories in sequence; each takes the output of the previous one. The state is the tuple of their states.
+
+    Args:
+      input_size: number of input features.
+      layers: classes or factories of the memories; each is called with the number of its input features. A scope such
+        as `@first/GRU` allows separate settings (`first/GRU.size`).
+      residual: whether each layer after the first adds its input to its output, which requires equal sizes. Stacked
+        GRUs and LSTMs usually have no residual connections; an `AttentionWindow` already contains one.
+
+    Raises:
+      UsageError: there is no layer, or sizes are unequal with residual connections.
+    """
+
+    def __init__(
+        self, input_size: PositiveInt, layers: Sequence[Callable[[int], Any]] = (GRU, GRU), residual: bool = False
+    ):
+        super().__init__()
+        if not layers:
+            raise UsageError("StackedMemory.layers is empty; name at least one memory, such as [@GRU, @GRU]")
+        self.output_size: int = input_size
+        self._residual = residual
+        self.layers = nn.ModuleList()
+        for k, layer in enumerate(layers):
+            memory = build_memory(layer, f"StackedMemory.layers[{k}]", self.output_size)
+            if residual and k > 0 and memory.output_size != self.output_size:
+                raise UsageError(
+                    f"StackedMemory.residual is True, but StackedMemory.layers[{k}] returns {memory.output_size} "
+                    f"features for {self.output_size} inputs; give all layers the same size, or set residual = False"
+                )
+            self.layers.append(memory)
+            self.output_size = memory.output_size
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Returns the initial states of the layers."""
+        return tuple(memory.initial_state(batch_size) for memory in self.layers)  # type: ignore[operator]
+
+    def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """Returns features `[B, H]` or `[T, N, H]`, and the states after the last row; see `Memory.forward`."""
+        after = []
+        for k, (memory, before) in enumerate(zip(self.layers, state, strict=True)):
+            output, left = memory(features, before, step_type)
+            features = features + output if self._residual and k > 0 else output
+            after.append(left)
+        return features, tuple(after)

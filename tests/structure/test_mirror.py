@@ -59,7 +59,7 @@ TOGETHER = {
     "learner/test_learner.py": ["learner: groups"],
     "learner/test_parts.py": ["learner: frozen_parts"],
     "metrics/test_metrics.py": ["metrics: episodes metric simulator_log step_batch steps"],
-    "networks/test_memories.py": ["networks: attention_window min_gru stacked_memory"],
+    "networks/test_memories.py": ["networks: attention_window"],
     "networks/test_networks.py": [
         "networks: actor_critic encoders heads hybrid layers q_network",
     ],
