@@ -1,24 +1,27 @@
-"""Processes of `alfish train`, several at a time."""
+"""Processes of `alfish train`, several at a time, and what each of them calls first."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from alfish.processes.inheritance import THREAD_VARIABLES, WITHOUT_WORKING_DIRECTORY, import_path
-from alfish.runs.files import open_own, writing
+from alfish.runs.files import lock, open_own, writing
 
 OUTPUT = "output.txt"  # file in a run's directory with the output of its newest process
 PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # imports from the working directory last, like the command
-    "import runpy; from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
+    "import runpy; from alfish.sweeps.jobs import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
     "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
 )
 POLL_SECONDS = 0.05
+KILL_SECONDS = 600.0  # seconds from SIGTERM to SIGKILL of an abandoned run, enough to save a large replay buffer
+LOOK_SECONDS = 0.2  # seconds between looks at the lock of a directory
 
 
 class JobEnded(NamedTuple):
@@ -124,6 +127,21 @@ class LocalJobs:
             os.close(self._lifeline)
 
 
+def follow(lifeline: int, directory: str) -> None:
+    """Makes this process save and end when its starter ends; waits until the run's directory is unlocked.
+
+    Args:
+      lifeline: read end of a pipe without data; the starter holds the other end.
+      directory: directory of the run, to which a process of a killed starter may still be saving a checkpoint.
+    """
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    holder = threading.Event()  # any weakly referenceable object
+    while (unlock := lock(Path(directory), holder)) is None:
+        time.sleep(LOOK_SECONDS)
+    unlock()
+
+
 def num_cores() -> int:
     """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -132,3 +150,10 @@ def num_cores() -> int:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(group, signal.SIGKILL)
+
+
+def _end_with(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the pipe is closed
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(KILL_SECONDS)
+    os.killpg(0, signal.SIGKILL)

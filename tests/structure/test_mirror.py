@@ -96,8 +96,8 @@ TOGETHER = {
         "simulators: isaac_lab libraries manager_based mani_skill mjlab puffer rsl_rl uni_lab"
     ],
     "simulators/test_recipe.py": ["bin: from_rsl_rl"],
-    "sweeps/test_jobs.py": ["sweeps: member run_state"],
-    "sweeps/test_population.py": ["bin: population", "sweeps: generations"],
+    "sweeps/test_jobs.py": ["sweeps: run_state"],
+    "sweeps/test_population.py": ["bin: population"],
     "sweeps/test_ray_groups.py": ["sweeps: ray_jobs"],
     "sweeps/test_search.py": ["parameters: varied", "sweeps: trial_samplers"],
     "sweeps/test_sweep.py": ["bin: group_flags sweep", "sweeps: group table trials"],

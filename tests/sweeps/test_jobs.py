@@ -15,7 +15,7 @@ from alfish.sweeps.run_state import MAX_DEATHS, Endings, RunState, mark_failed
 # In place of the real program: says what it was given, and ends by itself, or when it is asked to.
 STUB = """
 import signal, sys, time
-from alfish.sweeps.member import follow
+from alfish.sweeps.jobs import follow
 follow(int(sys.argv[1]), sys.argv[2])
 print(*sys.argv[3:], flush=True)
 if "--gin_param=sleep" in sys.argv:

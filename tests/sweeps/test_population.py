@@ -18,9 +18,8 @@ from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.stop_signals import StopSignals
-from alfish.sweeps.generations import MEMBER, result_of
 from alfish.sweeps.jobs import JobEnded
-from alfish.sweeps.population import BEST, CSV, Population, PopulationSpecification
+from alfish.sweeps.population import BEST, CSV, MEMBER, Population, PopulationSpecification, result_of
 from alfish.sweeps.run_state import FAILED, RunState
 from alfish.training.generations import Member, MemberResult
 

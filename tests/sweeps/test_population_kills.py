@@ -10,8 +10,7 @@ from kills import assert_nothing_is_left, kill, progress, run
 
 from alfish import nest
 from alfish.runs.checkpoints import Checkpoints
-from alfish.sweeps.generations import MEMBER
-from alfish.sweeps.population import BEST, CSV
+from alfish.sweeps.population import BEST, CSV, MEMBER
 from alfish.training.joint_population import CSV as JOINT_CSV
 
 RATE = "--perturb=Learner.learning_rate=1e-4..1e-1"
