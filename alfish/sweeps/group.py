@@ -27,7 +27,6 @@ from alfish.runs.stop_signals import StopSignals
 from alfish.sweeps.base import BASE, Base
 from alfish.sweeps.jobs import JobEnded, Jobs
 from alfish.sweeps.run_state import Endings, mark_failed
-from alfish.sweeps.search import corners
 
 MAX_RUNS = 1_000_000  # maximum number of runs of a group
 PERIOD_SECONDS = 1.0  # seconds between two checks of signals and evaluations
@@ -307,6 +306,15 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the directory may not be empty
             directory.rmdir()
         unlock()
+
+
+def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
+    """Returns bindings of several runs that contain each example of each parameter at least once."""
+    first = [parameter.items[0] for parameter in parameters]
+    points = [first]
+    for k, parameter in enumerate(parameters):
+        points += [[*first[:k], item, *first[k + 1 :]] for item in parameter.examples[1:]]
+    return [[f"{one.name}={value}" for one, value in zip(parameters, point)] for point in points]
 
 
 def bindings_text(bindings: Mapping[str, str]) -> str:

@@ -1,20 +1,35 @@
-"""Sweeps: propose trials, and start, monitor and prune their runs until all trials are finished."""
+"""Sweeps: propose trials, and start, monitor and prune their runs until all trials are finished.
 
+The parameters that differ between the runs of a sweep are written as follows:
+
+    NAME=grid(...)         each of these values; with samplers other than grid, any of them
+    NAME=choice(...)       any of these values
+    NAME=uniform(a, b)     a number between a and b
+    NAME=log(a, b)         a positive number whose logarithm is uniform
+    NAME=int(a, b)         an integer, both ends included
+
+NAME is a parameter as in a gin file, and values of grid and choice are written as in a gin file: `grid('relu',
+'tanh')`.
+"""
+
+import io
+import re
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from alfish.errors import counted, significant
+from alfish.errors import UsageError, counted, significant
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
-from alfish.parameters.varied import Parameter
+from alfish.parameters.varied import INTEGER, LISTS, NUMBER, RANGES, Parameter, check_range
 from alfish.sweeps.base import Base
 from alfish.sweeps.group import Due, RunGroup, Specification, bindings_text
-from alfish.sweeps.search import parse
 from alfish.sweeps.table import write_csv
 from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.trials import Trial, TrialRun, Trials, is_over, mark_pruned
 
+FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
 NUM_TRIALS = 20  # default number of trials for samplers without a limit
 
 
@@ -47,7 +62,7 @@ class SweepSpecification(Specification):
 
     @staticmethod
     def parse(argument: str) -> Parameter:
-        return parse(argument)
+        return parameter_of(argument)
 
     @classmethod
     def completed(cls, known: Mapping[str, Any], base: Base) -> "SweepSpecification":
@@ -155,5 +170,50 @@ def trials_of(directory: Path, specification: SweepSpecification) -> Trials:
     return Trials(directory, specification.parameters, seeds, specification.last)
 
 
+def parameter_of(argument: str) -> Parameter:
+    """Returns the parameter of a `--search` argument.
+
+    Raises:
+      UsageError: the argument is not a search, or the ends of a range are in the wrong order or infinite.
+    """
+    said = f"--search={argument}"
+    match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
+    if match is None or match[2] not in (*LISTS, *RANGES) or not argument.isprintable():
+        raise UsageError(f"{said} is not a search space: write NAME={FORMS}")
+    name, kind, inner = match.groups()
+    items = _split(inner, said)
+    if name == "Trainer.seed":
+        raise UsageError(f"{said}: seeds repeat a trial; write --seeds=3 for three runs of each trial")
+    if kind in LISTS:
+        if not items or len(set(items)) < len(items):
+            raise UsageError(f"{said}: {kind}(...) requires one or more distinct values")
+        return Parameter(name, kind, items)
+    number = INTEGER if kind == "int" else NUMBER
+    if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
+        raise UsageError(f"{said}: {kind}(a, b) requires two {'integers' if kind == 'int' else 'numbers'}")
+    low, high = map(float, items)
+    check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
+    if kind == "log" and low <= 0:
+        raise UsageError(f"{said}: log(a, b) requires positive numbers; use uniform(a, b) for other numbers")
+    return Parameter(name, kind, items)
+
+
 def _due(trial: Trial, run: TrialRun) -> Due:
     return Due(run.state.directory, {**trial.bindings, "Trainer.seed": run.seed})
+
+
+def _split(text: str, said: str) -> tuple[str, ...]:
+    """Returns the parts of a text between commas that are outside of brackets and quotes."""
+    parts, depth, start = [], 0, 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):
+            if token.type != tokenize.OP:
+                continue
+            depth += (token.string in "([{") - (token.string in ")]}")
+            if token.string == "," and depth == 0:
+                parts.append(text[start : token.start[1]])
+                start = token.end[1]
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise UsageError(f"{said}: its values are not valid gin ({error.args[0]})") from error
+    last = text[start:]
+    return tuple(part.strip() for part in [*parts, *([last] if last.strip() else [])])

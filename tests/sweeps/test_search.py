@@ -7,8 +7,9 @@ import pytest
 
 from alfish.errors import UsageError
 from alfish.parameters.varied import Parameter
+from alfish.sweeps.group import corners
 from alfish.sweeps.run_state import RunState
-from alfish.sweeps.search import corners, parse
+from alfish.sweeps.sweep import parameter_of
 from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.trials import Trial, TrialRun
 
@@ -22,7 +23,7 @@ SEARCH = [
 
 
 def parsed(arguments):
-    return tuple(map(parse, arguments))
+    return tuple(map(parameter_of, arguments))
 
 
 def trial(number, value=None, state="complete", bindings=None, seen=(), means=None):
@@ -70,7 +71,7 @@ def test_searches_are_parsed_and_written_as_they_are_read():
 )
 def test_an_invalid_search_is_refused_in_one_sentence(argument, words):
     with pytest.raises(UsageError) as error:
-        parse(argument)
+        parameter_of(argument)
     assert words in str(error.value) and str(error.value).startswith(f"--search={argument}")
     assert str(error.value).count("\n") == argument.count("\n")
 
