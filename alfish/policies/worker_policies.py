@@ -15,8 +15,8 @@ from alfish.policies.game_unroller import GameUnroller
 from alfish.policies.lineup import Lineup
 from alfish.policies.member import Member
 from alfish.policies.seat import Seat
-from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import EnvironmentCall, Setup, Stepping, seed_of
+from alfish.processes.shared_memory import Heartbeat
 from alfish.runs.random_state import RandomStream
 from alfish.transforms import Transforms
 from alfish.unrollers.workers.acting import Acting, SentPolicies

@@ -11,7 +11,6 @@ from absl import logging
 
 from alfish.errors import RunError, UsageError, first_line
 from alfish.errors.user_code import relayed
-from alfish.processes.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from alfish.processes.messages import (
     Died,
     EnvironmentFailed,
@@ -23,7 +22,7 @@ from alfish.processes.messages import (
     Segment,
     Started,
 )
-from alfish.processes.shared_memory import SharedMemory
+from alfish.processes.shared_memory import HEARTBEAT_BYTES, Heartbeat, SharedMemory
 from alfish.processes.worker_handle import STACK_BYTES, Deaths, Worker
 
 CHECK_SECONDS = 0.5  # seconds between two checks of what workers are doing

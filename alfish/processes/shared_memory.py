@@ -1,4 +1,4 @@
-"""Memory that the trainer and its workers share: bytes, and publications of the weights.
+"""Memory that the trainer and its workers share: bytes, publications of the weights, and activities of workers.
 
 The memory has no name in a file system, so the system frees it when the last process that maps it ends, even by
 SIGKILL. There are no locks: messages determine who may write a segment, and readers of weights verify what they have
@@ -7,12 +7,16 @@ read.
 
 import mmap
 import os
+import signal
 import tempfile
+import time
 import weakref
 
 import numpy as np
 
 TRAILER_WORDS = 8  # words after each copy of the weights: one cache line, of which the last three words are used
+HEARTBEAT_BYTES = 64  # bytes for each worker: one cache line
+DUMP_SIGNAL = signal.SIGUSR1  # signal that a worker answers with the stacks of its threads
 
 
 class SharedMemory:
@@ -126,6 +130,58 @@ class Publications:
 
     def _take(self, k: int) -> None:
         self._taken[:] = self._whole[k]
+
+
+class Heartbeat:
+    """Activity of a worker in shared memory, so that the trainer can read it at any time.
+
+    Three integers: the activity and its start time, written by the worker, and the trainer's request to stop.
+
+    Args:
+      memory: memory with `HEARTBEAT_BYTES` for each worker.
+      index: index of the worker.
+    """
+
+    IDLE, STARTING, RESETTING, STEPPING, ACTING, TAKING = range(6)
+    NAMES = (
+        "waiting for the trainer",
+        "starting",
+        "resetting environments",
+        "stepping environments",
+        "acting",
+        "about to fill a slot",  # an idle worker that has a grant, see `Worker.activity`
+    )
+
+    def __init__(self, memory: SharedMemory, index: int):
+        self._words = memory.words(HEARTBEAT_BYTES // 8 * index, 3)
+
+    def set(self, activity: int) -> None:
+        """Records that the worker begins an activity."""
+        self._words[1] = time.monotonic_ns()
+        self._words[0] = activity
+
+    def get(self) -> tuple[int, float]:
+        """Returns the activity and its duration in seconds."""
+        return int(self._words[0]), (time.monotonic_ns() - int(self._words[1])) / 1e9
+
+    @property
+    def began(self) -> int:
+        """Monotonic time at which the activity began, in nanoseconds."""
+        return int(self._words[1])
+
+    @property
+    def stopped(self) -> bool:
+        """True if the worker was asked to stop."""
+        return bool(self._words[2])
+
+    def stop(self) -> None:
+        """Asks the worker to stop before its next step."""
+        self._words[2] = 1
+
+    def clear(self) -> None:
+        """Resets the three integers for a new process."""
+        self._words[2] = 0
+        self.set(self.STARTING)
 
 
 def _anonymous_file() -> int:

@@ -8,10 +8,9 @@ import time
 from collections import deque
 
 from alfish.processes.channel import Channel, to_bytes
-from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import EnvironmentFailed, Grant, Setup
 from alfish.processes.server import SERVER
-from alfish.processes.shared_memory import SharedMemory
+from alfish.processes.shared_memory import DUMP_SIGNAL, Heartbeat, SharedMemory
 
 
 class Deaths:

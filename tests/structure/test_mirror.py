@@ -117,7 +117,7 @@ TOGETHER = {
     "training/test_watch.py": ["bin: watch", "training/evaluations: results"],
     "transforms/test_transforms.py": ["transforms: normalizers rewards transform"],
     "unrollers/test_async.py": [
-        "processes: channel heartbeat messages pool",
+        "processes: channel messages pool",
         "unrollers/workers: acting asynchronous worker_process",
     ],
     "unrollers/test_generate.py": ["unrollers: episode_runner"],

@@ -44,9 +44,9 @@ from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.processes import pool
 from alfish.processes.channel import from_bytes, to_bytes
-from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import Died, Plan, Seconds, Segment, Stepping
 from alfish.processes.server import SERVER
+from alfish.processes.shared_memory import Heartbeat
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints

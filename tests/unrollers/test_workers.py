@@ -12,8 +12,8 @@ from alfish.environments import make_environment
 from alfish.errors import RunError
 from alfish.parameters import description
 from alfish.processes.channel import Channel
-from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import Died, EnvironmentFailed, Grant, Seconds, Segment, Started
+from alfish.processes.shared_memory import Heartbeat
 from alfish.unrollers import Workers
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 from alfish.unrollers.workers.shared_tensors import Block, SharedWeights

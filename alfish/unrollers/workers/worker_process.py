@@ -30,7 +30,6 @@ from alfish.errors.user_code import CodeError, in_words, refuse_default_dtype
 from alfish.nest import Nest
 from alfish.parameters.parts import build, parameter_names
 from alfish.processes.channel import Channel, from_bytes
-from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import (
     EnvironmentCall,
     EnvironmentFailed,
@@ -44,7 +43,7 @@ from alfish.processes.messages import (
     Setup,
     Started,
 )
-from alfish.processes.shared_memory import SharedMemory
+from alfish.processes.shared_memory import DUMP_SIGNAL, Heartbeat, SharedMemory
 from alfish.runs.random_state import apart, seed_all
 from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_action, nonfinite_rows
