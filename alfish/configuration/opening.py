@@ -23,7 +23,7 @@ from alfish.parameters.kinds import device_named
 from alfish.parameters.rebinding import rebound
 from alfish.policies.member import built_as
 from alfish.policies.networks import chosen_policy, load_networks, make_networks, state_of_policy
-from alfish.runs import random_state, subnormals
+from alfish.runs import process_settings, random_state
 from alfish.runs.checkpoints import Checkpoints, checkpoints_of
 from alfish.runs.packed.fetching import as_directory
 from alfish.specs import action_spec, observation_spec
@@ -100,7 +100,7 @@ def process_preserved() -> Iterator[None]:
     """Restores, on exit, the settings that a Trainer changes: random generators, threads, subnormal numbers."""
     num_threads = kernels.num_threads()
     try:
-        with random_state.preserved(), subnormals.preserved():
+        with random_state.preserved(), process_settings.subnormals_preserved():
             yield
     finally:
         kernels.set_num_threads(num_threads)

@@ -40,9 +40,9 @@ from alfish.policies.lineup import Lineup, PolicyPatterns, patterns_of
 from alfish.policies.member import Member
 from alfish.policies.networks import after_iteration, make_networks, observe
 from alfish.policies.worker_policies import SeveralPolicies
-from alfish.processes import heap, replicas
+from alfish.processes import replicas
 from alfish.runs import random_state
-from alfish.runs.subnormals import flush_subnormals
+from alfish.runs.process_settings import flush_subnormals, keep_freed_memory
 from alfish.specs import reward_names
 from alfish.training.borrowing_evaluator import BorrowingEvaluator
 from alfish.training.clock import Budget, Calibration
@@ -485,7 +485,7 @@ def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
       UsageError: the device does not exist, or another thread trains.
     """
     exclusive.check()
-    heap.keep_freed_memory()
+    keep_freed_memory()
     flush_subnormals()
     kernels.set_num_threads(num_threads)
     device = device_named(name)

@@ -41,7 +41,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.parameters.schedules import Linear
-from alfish.runs import files, subnormals
+from alfish.runs import files, process_settings
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import DiskError
 from alfish.training.evaluator import Evaluation
@@ -788,10 +788,10 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
 
 
 def test_a_run_takes_subnormal_numbers_as_zero(tmp_path):
-    with subnormals.preserved():
+    with process_settings.subnormals_preserved():
         torch.set_flush_denormal(False)
         make(tmp_path).close()
-        assert subnormals.are_flushed()
+        assert process_settings.subnormals_are_flushed()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

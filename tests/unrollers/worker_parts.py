@@ -18,7 +18,7 @@ from toys import Stamped
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm, UnrollUse
 from alfish.data import AlgStep, LossInfo
-from alfish.runs.subnormals import are_flushed
+from alfish.runs.process_settings import subnormals_are_flushed
 
 
 class Seeing(RLAlgorithm):
@@ -298,7 +298,7 @@ class Flushing(Stamped):
 
     def step(self, action):
         observation, _, *rest = super().step(action)
-        return observation, float(are_flushed()), *rest
+        return observation, float(subnormals_are_flushed()), *rest
 
 
 class Dozing(Stamped):

@@ -44,8 +44,8 @@ from alfish.processes.messages import (
     Started,
 )
 from alfish.processes.shared_memory import DUMP_SIGNAL, Heartbeat, SharedMemory
+from alfish.runs.process_settings import flush_subnormals
 from alfish.runs.random_state import apart, seed_all
-from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_action, nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
