@@ -28,7 +28,7 @@ from alfish.learner import compiled_later
 from alfish.learner.batches import Minibatches
 from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
-from alfish.learner.frozen_parts import FrozenParts
+from alfish.learner.groups import FrozenParts
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.optimizers import Adam, Optimizer
 from alfish.learner.update_means import UpdateMeans

@@ -20,8 +20,7 @@ from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import RunError, UsageError
 from alfish.functional.losses import masked_mean
 from alfish.learner.batches import Minibatches, take
-from alfish.learner.frozen_parts import split
-from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
+from alfish.learner.groups import ParameterGroup, claimed_parameters, split_into_parts, unit_rows_of
 from alfish.learner.kl_adaptive import KLAdaptive, follow, multiplied
 from alfish.learner.optimizers import FlatOptimizer, Optimizer, make_optimizer
 from alfish.nest import Nest
@@ -92,7 +91,7 @@ class Updates:
         parts: Collection[str] = (),
     ):
         self.algorithm = algorithm
-        claimed = split(algorithm, claimed_parameters(algorithm), parts)
+        claimed = split_into_parts(algorithm, claimed_parameters(algorithm), parts)
         self.groups = {name: ParameterGroup(name, parameters) for name, parameters in claimed.items()}
         self.optimizers = {
             name: make_optimizer(optimizer, group.flat[vectors])

@@ -57,7 +57,6 @@ TOGETHER = {
         "learner: compiled_updates traced_update",
     ],
     "learner/test_learner.py": ["learner: groups"],
-    "learner/test_parts.py": ["learner: frozen_parts"],
     "metrics/test_metrics.py": ["metrics: episodes metric simulator_log step_batch steps"],
     "networks/test_memories.py": ["networks: attention_window"],
     "networks/test_networks.py": [
