@@ -83,6 +83,7 @@ _MOVED = {
     "alfish.functional.corrections": "alfish.functional.targets",
     "alfish.losses": "alfish.functional.losses",
     "alfish.metrics.rows": "alfish.metrics.step_batch",
+    "alfish.metrics.simulator_log": "alfish.metrics.env_info",
     "alfish.networks.bodies.linear": "alfish.networks.layers",
     "alfish.networks.hybrid.hybrid_policy": "alfish.networks.hybrid",
     "alfish.networks.hybrid.temperatures": "alfish.networks.hybrid",

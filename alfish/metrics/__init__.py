@@ -5,7 +5,7 @@ PAD rows do not count, and their rewards are ignored. An episode whose FIRST row
 steps do.
 """
 
-from alfish.metrics.env_info import EnvInfo
+from alfish.metrics.env_info import EnvInfo, SimulatorLog
 from alfish.metrics.episodes import (
     AverageDiscountedReturn,
     AverageEpisodeLength,
@@ -15,7 +15,6 @@ from alfish.metrics.episodes import (
     StartDiscountedReturn,
 )
 from alfish.metrics.metric import Metric, Metrics, MovingWindow
-from alfish.metrics.simulator_log import SimulatorLog
 from alfish.metrics.step_batch import StepBatch
 from alfish.metrics.steps import AverageReward, EnvironmentSteps
 

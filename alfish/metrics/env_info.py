@@ -1,4 +1,4 @@
-"""Scalars that environments report in their infos.
+"""Scalars that environments and simulators report in their infos.
 
 In gymnasium's format for vector environments, an info is a dict of arrays `[B, ...]`. The mask `_key` is True for
 environments that reported `key`; other environments have 0 in the array. Nested dicts have masks at both levels. Masks
@@ -157,6 +157,50 @@ class EnvInfo(Metric):
             included = any(fnmatchcase(key, glob) for glob in self._include)
             self._wanted[key] = included and not any(fnmatchcase(key, glob) for glob in self._exclude)
         return self._wanted[key]
+
+
+@gin.configurable(module="alfish.metrics")
+@checked
+class SimulatorLog(Metric):
+    """Means of numbers that a simulator logs (`environments.SimulatorStep.log`) over the steps that logged them.
+
+    There is one scalar per key, such as `simulator/Episode_Reward/track`. Only single numbers are read; `EnvInfo` reads
+    values with one number for each environment.
+
+    Args:
+      window: number of latest values of a key in the mean.
+      name: first part of the results' names.
+    """
+
+    reads_infos = True
+
+    def __init__(self, window: PositiveInt = 100, name: str = "simulator"):
+        self.name, self._size = name, window
+        self._windows: dict[str, MovingWindow] = {}
+
+    def update(self, rows: StepBatch) -> None:
+        found: dict[str, list[float]] = {}
+        for _, info in rows.infos:
+            for key, value in info.items():
+                if isinstance(value, (int, float, np.number, np.ndarray, torch.Tensor)) and np.ndim(value) == 0:
+                    found.setdefault(str(key).strip("/"), []).append(float(value))
+        for key, values in found.items():
+            self._windows.setdefault(key, MovingWindow(self._size)).extend(np.array(values))
+
+    def result(self) -> dict[str, float]:
+        result: dict[str, float] = {}
+        for key in sorted(self._windows):
+            result |= self._windows[key].result(f"{self.name}/{key}")
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: window.state_dict() for key, window in self._windows.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._windows = {}
+        for key, window_state in state.items():
+            self._windows[key] = MovingWindow(self._size)
+            self._windows[key].load_state_dict(window_state)
 
 
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:

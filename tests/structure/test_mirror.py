@@ -57,7 +57,7 @@ TOGETHER = {
         "learner: compiled_updates traced_update",
     ],
     "learner/test_learner.py": ["learner: groups"],
-    "metrics/test_metrics.py": ["metrics: episodes metric simulator_log step_batch steps"],
+    "metrics/test_metrics.py": ["metrics: episodes metric step_batch steps"],
     "networks/test_memories.py": ["networks: attention_window"],
     "networks/test_networks.py": [
         "networks: actor_critic encoders heads hybrid layers q_network",
