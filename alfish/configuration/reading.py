@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import gin
 
-from alfish.configuration import locating, macros, moved_settings, sentences
-from alfish.configuration.bindings import Binding, Reading, layer_of_caller
+from alfish.configuration import locating, moved_settings, sentences
+from alfish.configuration.bindings import MACRO, Binding, Reading, layer_of_caller, macros
 from alfish.configuration.wrong_kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
 from alfish.parameters import description, differences, exclusive, gin_internals, imports
@@ -40,9 +40,9 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
             reader.reading.saved.add(str(path))
     for binding in bindings:
         reader.read_parameter(binding)
-    macros.refuse_endless(reader.reading)
+    _refuse_endless_macros(reader.reading)
     _refuse_dynamic_references()
-    macros.refuse_unused(reader.reading)
+    _refuse_unused_macros(reader.reading)
     refuse_wrong_kinds(reader.reading)
     for one in reader.reading.last():
         if not gin_internals.is_writable(one.value):
@@ -82,7 +82,7 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
         with gin_internals.preferring("alfish"):  # gin saved the shortest names that were unique at that time
             reader.read_file(path)
         reader.reading.saved.add(str(path))
-        macros.refuse_endless(reader.reading)
+        _refuse_endless_macros(reader.reading)
         _refuse_dynamic_references()
         refuse_wrong_kinds(reader.reading)
         yield reader.reading
@@ -260,6 +260,21 @@ def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
         if gin_internals.is_import(statement) and statement.module in absent:
             raise absent[statement.module]
     return text
+
+
+def _refuse_unused_macros(reading: Reading) -> None:
+    """Raises UsageError if no value refers to a macro; such a macro is usually a parameter that lacks its class."""
+    used = {name for one in reading.bindings for name in macros(one.value)}
+    for one in reading.bindings:
+        if one.key[1] == MACRO and one.name not in used:
+            remark = sentences.parameter_meant(one.name)
+            raise UsageError(f"{one.layer} sets {one.name}, but nothing refers to it as %{one.name}{remark}")
+
+
+def _refuse_endless_macros(reading: Reading) -> None:
+    """Raises UsageError if values with expanded macros are too long: nested macros can grow exponentially."""
+    if any(one.key[1] == MACRO for one in reading.bindings):
+        differences.check_macros(gin.config_str())
 
 
 def _refuse_dynamic_references() -> None:

@@ -13,8 +13,8 @@ from types import NoneType
 from typing import Any
 
 from alfish import errors
-from alfish.configuration.bindings import Reading
-from alfish.configuration.macros import without_macros
+from alfish.configuration.bindings import MACRO, Binding, Reading, macros
+from alfish.configuration.sentences import close_names
 from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
@@ -27,9 +27,31 @@ PLAIN = (int, float, str, bool, NoneType, Path)
 def refuse_wrong_kinds(reading: Reading) -> None:
     """Raises UsageError if a parameter of alfish does not take the value that is bound to it."""
     for one in reading.last():
-        words = mistake(one.key[1], one.parameter, without_macros(one.value, one))
+        words = mistake(one.key[1], one.parameter, _without_macros(one.value, one))
         if words:
             raise UsageError(f"{one.name} is {_written(one.value)}, bound in {one.layer}; {words}")
+
+
+def _without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -> Any:
+    """Returns a value with each macro replaced by its value.
+
+    Raises:
+      UsageError: a macro of `binding` is not set, or refers to itself.
+    """
+    for name in macros(value) if gin_internals.is_reference(value) else ():
+        where = f"{binding.name} in {binding.layer}"
+        if name in within:
+            raise UsageError(f"{where} refers to %{name}, which refers to itself: {' -> '.join((*within, name))}")
+        bound = gin_internals.bindings()
+        if (name, MACRO) not in bound:
+            known = [scope for scope, selector in bound if selector == MACRO]
+            raise UsageError(f"{where} refers to %{name}, which nothing sets{close_names(name, known)}")
+        return _without_macros(bound[name, MACRO]["value"], binding, (*within, name))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_macros(inner, binding, within) for inner in value)
+    if isinstance(value, dict):
+        return {key: _without_macros(inner, binding, within) for key, inner in value.items()}
+    return value
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:

@@ -35,7 +35,7 @@ TOGETHER = {
     "bin/test_params.py": ["configuration: bindings catalogue"],
     "compiler/test_background.py": ["compiler: compiling_process"],
     "compiler/test_numpy_program.py": ["compiler: numpy_operations"],
-    "configuration/test_reading.py": ["configuration: locating macros"],
+    "configuration/test_reading.py": ["configuration: locating"],
     "configuration/test_sentences.py": ["configuration: wrong_kinds"],
     "environments/functional/test_single.py": ["environments/functional: validation"],
     "environments/games/test_parallel.py": ["environments/games: columns replacements zoo"],
