@@ -41,10 +41,9 @@ from alfish.unrollers.unroller import Unroller
 from alfish.unrollers.workers import worker_process
 from alfish.unrollers.workers.acting import Acting, OnePolicy
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
-from alfish.unrollers.workers.segments import joined, masked
+from alfish.unrollers.workers.segments import Stats, joined, masked
 from alfish.unrollers.workers.shared_tensors import Layout
 from alfish.unrollers.workers.slots import ActingPolicy, SlotLedger, slot_of
-from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport, Workers
 
 OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment if `unroll_length` is None

@@ -1,9 +1,11 @@
-"""Joins the segments of workers into one Experience, and their step records into one StepRecords.
+"""Segments of workers: joined into one Experience and one StepRecords, and statistics of their collection.
 
 On-policy, segments are side by side. Off-policy, each environment has one column with all its segments, one after
 another; shorter columns end with PAD rows.
 """
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.nest import Nest
+from alfish.processes.messages import Seconds
 from alfish.unrollers.unroller import StepRecords, without_infos
 
 
@@ -99,6 +102,55 @@ def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
             infos += [(begin + t, _widened(info, columns, num_envs)) for t, info in part.infos]
             begin = end
     return joined._replace(infos=infos)
+
+
+class Stats:
+    """Accumulates the lags of segments, and the seconds of workers and trainer, between two summaries."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def filled(self, seconds: Seconds) -> None:
+        """Adds the seconds that a worker spent on a segment."""
+        self._seconds += seconds
+
+    def waited(self, seconds: float) -> None:
+        """Adds the seconds that the trainer waited for segments."""
+        self._waited += seconds
+
+    def delivered(self, lags: list[int]) -> None:
+        """Adds the lags of segments: iterations since the publication of their weights."""
+        self._lags += lags
+
+    def masked(self, num_rows: int, name: str = "") -> None:
+        """Adds the number of rows that were masked because they were too old.
+
+        Args:
+          num_rows: number of rows.
+          name: name of the policy of the rows; '' if there is only one policy.
+        """
+        self._num_masked[name] += num_rows
+
+    def take(self) -> dict[str, float]:
+        """Returns scalars by name, and resets the sums. Times are fractions of the workers' or the trainer's time."""
+        total = self._seconds.sum() or 1.0
+        result = {f"worker_{name}_fraction": float(part / total) for name, part in zip(Seconds._fields, self._seconds)}
+        result["trainer_wait_fraction"] = self._waited / max(time.perf_counter() - self._began, 1e-9)
+        if self._lags:
+            result["lag_min"] = float(min(self._lags))
+            result["lag_mean"] = float(np.mean(self._lags))
+            result["lag_max"] = float(max(self._lags))
+        result["masked_rows"] = float(self._num_masked.total())
+        result |= {f"{name}/masked_rows": float(count) for name, count in self._num_masked.items() if name}
+        self._clear()
+        return result
+
+    def _clear(self) -> None:
+        self._began = time.perf_counter()
+        self._seconds = np.zeros(len(Seconds._fields))  # seconds of all workers
+        self._waited = 0.0
+        self._lags: list[int] = []
+        self._num_masked = Counter[str]()
 
 
 def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
