@@ -35,8 +35,7 @@ flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", f
 
 def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
-    from alfish.training.camera import Camera
-    from alfish.training.films import Recorder
+    from alfish.training.films import Camera, Recorder
 
     shared_flags.check_root_dir(flag_values.root_dir)
     num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)

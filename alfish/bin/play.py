@@ -62,8 +62,7 @@ def main(flag_values: flags.FlagValues) -> int:
 def _play(flag_values: flags.FlagValues, root_dir: str, video: Path | None) -> list[tuple[Path, int]]:
     """Plays the episodes of a run and prints their returns; returns the films, each with its number of frames."""
     from alfish.configuration.opening import open_run
-    from alfish.training.camera import Camera
-    from alfish.training.films import Recorder
+    from alfish.training.films import Camera, Recorder
 
     num_episodes = flag_values.num_episodes
     num_tiles = num_episodes if flag_values.grid else 1

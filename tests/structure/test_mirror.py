@@ -108,7 +108,7 @@ TOGETHER = {
         "training/diagnostics: diagnostic estimates networks",
     ],
     "training/test_evaluator.py": ["training: padded_policy", "training/evaluations: evaluation"],
-    "training/test_films.py": ["runs: film_file", "training: camera"],
+    "training/test_films.py": ["runs: film_file"],
     "training/test_imitation_runs.py": ["configuration: experts"],
     "training/test_trainer.py": ["training: listener listeners loop run_directory run_parts"],
     "training/test_untrained_runs.py": ["training: untrained"],

@@ -21,8 +21,7 @@ from alfish.__main__ import main
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.runs.film_file import FilmFile, as_gif, side_by_side
-from alfish.training.camera import Camera
-from alfish.training.films import FilmRow, Recorder, captioned, grid
+from alfish.training.films import Camera, FilmRow, Recorder, captioned, grid
 from alfish.training.listeners import Evaluate
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg")

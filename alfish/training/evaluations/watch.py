@@ -19,9 +19,8 @@ from alfish.environments import Environment
 from alfish.errors import UsageError, counted
 from alfish.runs import contents, files
 from alfish.runs.checkpoint_file import BrokenCheckpoint
-from alfish.training.camera import Camera
 from alfish.training.evaluations.results import Episodes, EvaluationResult, Results
-from alfish.training.films import Recorder
+from alfish.training.films import Camera, Recorder
 from alfish.training.trainer import Trainer
 
 POLL_SECONDS = 1.0
