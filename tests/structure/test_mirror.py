@@ -68,7 +68,7 @@ TOGETHER = {
     "offline/test_recorded_masks.py": ["offline: recorded_spaces"],
     "offline/test_export.py": ["bin: export"],
     "offline/test_outputs.py": ["bin: import_", "offline: data_report"],
-    "offline/test_sb3.py": ["offline/pickles: faults machine resolving stand_ins"],
+    "offline/test_sb3.py": ["offline/pickles: faults machine stand_ins"],
     "offline/test_sources.py": [
         "offline: data_set",
         "offline/sources: d3rlpy flat npz ogbench own recognition source_files",

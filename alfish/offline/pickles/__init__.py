@@ -3,7 +3,7 @@
 A pickle is a program for a small stack machine. Its instructions build values, and call functions by name. `machine`
 runs only the instructions that build values. Names in a short list become inert stand-ins (`stand_ins`); all other
 names are refused. The file cannot create numpy objects directly: an array stays a stand-in until the whole file was
-read. The array is then made from bytes whose number matches its shape and dtype (`resolving`).
+read. The array is then made from bytes whose number matches its shape and dtype (`Resolver`).
 """
 
 import io
@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 from alfish.errors import UsageError
 from alfish.offline.pickles.faults import CopyBudget, PickleError, RefusedError, shown
 from alfish.offline.pickles.machine import Machine
-from alfish.offline.pickles.resolving import Resolver
-from alfish.offline.pickles.stand_ins import DType, Inert, numpy_number
+from alfish.offline.pickles.stand_ins import DType, Inert, Resolver, numpy_number
 
 __all__ = ["DType", "Inert", "PickleError", "RefusedError", "load", "numpy_number", "read", "shown"]
 
