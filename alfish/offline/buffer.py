@@ -13,8 +13,7 @@ from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline.episode import Episode, EpisodeSource
-from alfish.offline.episode_rows import EpisodeEncoder
+from alfish.offline.episode import Episode, EpisodeEncoder, EpisodeSource
 from alfish.offline.recorded_spaces import NO_SPACES, Spaces, check_fit, check_rewards, spaces_of
 from alfish.offline.source_reading import SourceReading, selected
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked

@@ -7,7 +7,7 @@ from recorded import SPACES, assert_rows, record, without_final
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
-from alfish.offline.episode_rows import EpisodeEncoder
+from alfish.offline.episode import EpisodeEncoder
 
 
 def rows_of(episodes):

@@ -26,7 +26,7 @@ EVERYWHERE = {
 } - {"alfish.analysis.plotting"}
 PUBLIC = {
     "alfish.offline.sources": {
-        *("alfish.offline.data_set", "alfish.offline.episode", "alfish.offline.episode_rows"),
+        *("alfish.offline.data_set", "alfish.offline.episode"),
         *("alfish.offline.limits", "alfish.offline.recorded_spaces", "alfish.replay"),
     },
     "alfish.offline.pickles": set(),

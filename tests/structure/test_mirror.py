@@ -62,7 +62,6 @@ TOGETHER = {
     "networks/test_networks.py": [
         "networks: actor_critic encoders heads hybrid layers q_network",
     ],
-    "offline/test_buffer.py": ["offline: episode_rows"],
     "offline/test_hdf5.py": ["offline: limits", "offline/sources: d4rl"],
     "offline/test_record.py": ["bin: record"],
     "offline/test_recorded_masks.py": ["offline: recorded_spaces"],

@@ -15,8 +15,7 @@ import torch
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline import episode_rows
-from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable, episodes_of_rows
 from alfish.offline.limits import check_tensor
 from alfish.offline.pickles import DType, numpy_number
 from alfish.offline.recorded_spaces import NO_SPACES, Spaces
@@ -84,7 +83,7 @@ class ALFSource(EpisodeSource):
                     f"environment {env}: the beginning of its oldest episode was overwritten; its later rows are kept"
                 )
             observation, action = nest.map(read, self._rows["observation"]), nest.map(read, self._action)
-            yield from episode_rows.episodes(str(env), step_type, reward, discount, observation, action)
+            yield from episodes_of_rows(str(env), step_type, reward, discount, observation, action)
 
 
 def _load(path: Path) -> Any:

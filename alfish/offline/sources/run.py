@@ -16,8 +16,7 @@ from alfish import nest
 from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline import episode_rows
-from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable, episodes_of_rows
 from alfish.offline.limits import check_memory, check_nest, check_tensor
 from alfish.offline.recorded_spaces import NO_SPACES, Spaces, spaces_by_policy
 from alfish.offline.sources.recognition import said_of_directory
@@ -88,9 +87,7 @@ class RunSource(EpisodeSource):
             # Uses the executed action from the next row, because the sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
-            yield from episode_rows.episodes(
-                str(column), step.step_type, step.reward, step.discount, observation, actions
-            )
+            yield from episodes_of_rows(str(column), step.step_type, step.reward, step.discount, observation, actions)
 
     def _check_raw(self, observation: Nest, spec: Nest) -> None:
         """Raises UsageError if leaves `[T, ...]` are features of a `FrozenEncoder` instead of raw observations."""

@@ -11,7 +11,7 @@ from alfish.data import Experience
 from alfish.errors import UsageError
 from alfish.functional.values import Scalar, Vector
 from alfish.offline import Episode
-from alfish.offline.episode_rows import EpisodeEncoder
+from alfish.offline.episode import EpisodeEncoder
 from alfish.offline.recorded_spaces import Spaces
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.runs.writers import Shown
