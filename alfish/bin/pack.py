@@ -28,8 +28,7 @@ def main(flag_values: flags.FlagValues) -> int:
     shared_flags.check_root_dir(flag_values.root_dir)
     output = shared_flags.output_file(flag_values.output, ".zip")
     from alfish.errors import counted, size
-    from alfish.exporting.card import continuing
-    from alfish.exporting.packing import pack
+    from alfish.exporting.packing import continuing, pack
 
     manifest = pack(Path(flag_values.root_dir), output, flag_values.replay)
     show(f"written: {output}, {counted(len(manifest.files), 'file')}, {size(manifest.size)}")

@@ -48,7 +48,7 @@ TOGETHER = {
         "exporting: graph numpy_check numpy_file numpy_runtime onnx_file onnx_operations policy_step torch_file",
         "exporting: verification",
     ],
-    "exporting/test_packing.py": ["bin: pack unpack", "exporting: card"],
+    "exporting/test_packing.py": ["bin: pack unpack"],
     "functional/test_return_distributions.py": ["algorithms: munchausen"],
     "learner/batches/test_batches.py": ["learner/batches: epochs"],
     "learner/batches/test_replay.py": ["learner/batches: sequence_sampler update_schedule"],
