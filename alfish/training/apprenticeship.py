@@ -8,7 +8,7 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.composition import ApprenticeshipLearning, Composed
-from alfish.algorithms.composition.demonstrations import recorded_steps
+from alfish.algorithms.composition.learned_reward import recorded_steps
 from alfish.errors import UsageError
 from alfish.offline import Arrays, OfflineBuffer, Spaces
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, checked

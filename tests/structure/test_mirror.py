@@ -16,7 +16,7 @@ TESTS = PACKAGE.parent / "tests"
 TOGETHER = {
     "algorithms/composition/test_composition_parts.py": ["algorithms/composition: composed dynamics part rnd"],
     "algorithms/composition/test_gail.py": [
-        "algorithms/composition: demonstrations learned_reward",
+        "algorithms/composition: learned_reward",
         "algorithms/imitation: external",
     ],
     "algorithms/test_contract.py": ["algorithms: actor_critic rl_algorithm"],

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from alfish import nest, specs
-from alfish.algorithms.composition.demonstrations import Demonstrations
+from alfish.algorithms.composition.learned_reward import Demonstrations
 from alfish.algorithms.composition.part import RewardPart, Transitions
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError

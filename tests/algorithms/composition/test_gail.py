@@ -13,7 +13,7 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.composition import GAIL, Composed, NormalizedObservation, Transitions
-from alfish.algorithms.composition.demonstrations import Demonstrations
+from alfish.algorithms.composition.learned_reward import Demonstrations
 from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.ppo import PPO
 from alfish.data import Experience, StepType, TimeStep
