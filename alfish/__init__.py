@@ -97,6 +97,8 @@ _MOVED = {
     "alfish.schedules": "alfish.parameters.schedules",
     "alfish.targets": "alfish.functional.targets",
     "alfish.transfer": "alfish.training.initial_parts",
+    "alfish.transforms.frame_stack": "alfish.transforms.history",
+    "alfish.transforms.previous_step": "alfish.transforms.history",
     "alfish.values": "alfish.functional.values",
     "alfish.weighting": "alfish.training.reward_weights",
     "alfish.writers": "alfish.runs.writers",
