@@ -80,6 +80,8 @@ _MOVED = {
     "alfish.composition": "alfish.algorithms.composition",
     "alfish.corrections": "alfish.functional.targets",
     "alfish.distributions": "alfish.functional.distributions",
+    "alfish.environments.random_actions": "alfish.environments.optional_wrappers",
+    "alfish.environments.split_observation": "alfish.environments.optional_wrappers",
     "alfish.functional.corrections": "alfish.functional.targets",
     "alfish.losses": "alfish.functional.losses",
     "alfish.metrics.rows": "alfish.metrics.step_batch",

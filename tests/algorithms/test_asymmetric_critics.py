@@ -167,7 +167,7 @@ def test_a_gin_scope_drops_a_leaf_for_the_actor_only(name, tmp_path):
     conf.write_text(
         "\n".join(line.strip() for line in CONFS[name].splitlines())
         + """
-import alfish.environments.split_observation
+import alfish.environments.optional_wrappers
 Trainer.environment = @make_environment
 Trainer.evaluation_environment = @evaluation/make_environment
 evaluation/make_environment.wrappers = [
