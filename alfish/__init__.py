@@ -82,6 +82,9 @@ _MOVED = {
     "alfish.distributions": "alfish.functional.distributions",
     "alfish.environments.random_actions": "alfish.environments.optional_wrappers",
     "alfish.environments.split_observation": "alfish.environments.optional_wrappers",
+    "alfish.environments.toy.bandits": "alfish.environments.toy",
+    "alfish.environments.toy.chains": "alfish.environments.toy",
+    "alfish.environments.toy.motion": "alfish.environments.toy",
     "alfish.functional.corrections": "alfish.functional.targets",
     "alfish.losses": "alfish.functional.losses",
     "alfish.metrics.rows": "alfish.metrics.step_batch",
@@ -106,7 +109,7 @@ _MOVED = {
     "alfish.writers": "alfish.runs.writers",
 }
 # Modules that were packages, whose former modules are in `_MOVED`.
-_FORMER_PACKAGES = {"alfish.networks.hybrid"}
+_FORMER_PACKAGES = {"alfish.environments.toy", "alfish.networks.hybrid"}
 
 
 class _MovedModules:

@@ -40,7 +40,7 @@ TOGETHER = {
     "environments/functional/test_single.py": ["environments/functional: validation"],
     "environments/games/test_parallel.py": ["environments/games: columns replacements zoo"],
     "environments/test_make.py": ["environments: action_bounds finding members suites wrapping"],
-    "environments/test_toy.py": ["environments: bit_flip", "environments/toy: bandits chains motion"],
+    "environments/test_toy.py": ["environments: bit_flip"],
     "environments/test_vector.py": ["environments: environment sequential"],
     "environments/test_vector_rewards_of_environments.py": ["environments: objectives"],
     "exporting/test_exporting.py": [

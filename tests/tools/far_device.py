@@ -32,7 +32,7 @@ from alfish import nest
 PACKAGE = Path(alfish.__file__).parent
 LIBRARIES = (Path(torch.__file__).parent, Path(optree.__file__).parent, Path(__file__))
 SHARED = ("nest.py", "host.py")  # modules whose functions read what others ask them to read
-ENVIRONMENTS = "environments/toy/"
+ENVIRONMENTS = "environments/toy.py"
 
 # Operations whose result the host reads, or whose result has a shape that the host must know.
 READS = {
