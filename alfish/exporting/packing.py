@@ -22,7 +22,7 @@ from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs import contents
 from alfish.runs.checkpoints import CODE_FILE, RUN_FILE, Checkpoints, checkpoints_of
 from alfish.runs.packed import archive
-from alfish.runs.packed.manifest import CARD, Manifest, check_names
+from alfish.runs.packed.archive import CARD, Manifest, check_names
 from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
 # Files that are packed in addition to checkpoints, replay buffer, evaluations and films. The log and the files of

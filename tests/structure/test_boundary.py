@@ -40,7 +40,7 @@ PUBLIC = {
     "alfish.exporting": {
         *("alfish.algorithms.acting", "alfish.compiler.numpy_operations", "alfish.compiler.numpy_program"),
         *("alfish.compiler.tracer", "alfish.offline", "alfish.runs.random_state", "alfish.runs.packed.archive"),
-        *("alfish.runs.packed.fetching", "alfish.runs.packed.manifest", "alfish.training.evaluations.evaluation"),
+        *("alfish.runs.packed.fetching", "alfish.training.evaluations.evaluation"),
     },
     "alfish.sweeps": {
         *("alfish.configuration.reading", "alfish.environments.finding", "alfish.parameters.kinds"),

@@ -83,7 +83,7 @@ TOGETHER = {
     "processes/test_replicas.py": ["training: agreement shared_directory"],
     "replay/test_ring_buffer.py": ["replay: row_store start_index state_store"],
     "replay/test_samplers.py": ["replay: prioritized"],
-    "runs/packed/test_archive.py": ["runs/packed: fetching manifest"],
+    "runs/packed/test_archive.py": ["runs/packed: fetching"],
     "runs/test_checkpoints.py": ["runs: checkpoint_file loading provenance random_state"],
     "runs/test_files.py": ["runs: run_log"],
     "runs/writers/test_trackers.py": ["runs/writers: mlflow_writer tracker trackio_writer wandb_writer"],

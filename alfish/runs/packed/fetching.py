@@ -13,7 +13,7 @@ from pathlib import Path
 from alfish.errors import RunError, UsageError, first_line
 from alfish.runs.files import writing
 from alfish.runs.packed import archive
-from alfish.runs.packed.manifest import CARD, MANIFEST, Manifest, check_directory
+from alfish.runs.packed.archive import CARD, MANIFEST, Manifest, check_directory
 
 PREFIX = "hf:"  # prefix of the names of repositories
 SUFFIX = ".zip"

@@ -14,7 +14,7 @@ import pytest
 from alfish.errors import RunError, UsageError
 from alfish.runs.files import DiskError
 from alfish.runs.packed import archive, fetching
-from alfish.runs.packed.manifest import MANIFEST, parse
+from alfish.runs.packed.archive import MANIFEST, parse_manifest
 
 FILES = {
     "config.gin": b"Trainer.seed = 1\n",
@@ -47,7 +47,7 @@ def contents(directory):
 def test_packed_files_are_unpacked_unchanged(packed, tmp_path):
     manifest = archive.unpack(packed, tmp_path / "new")
     found = contents(tmp_path / "new")
-    assert parse(found.pop(MANIFEST), "it") == manifest
+    assert parse_manifest(found.pop(MANIFEST), "it") == manifest
     assert found == FILES and manifest.size == sum(map(len, FILES.values()))
 
 
@@ -60,7 +60,7 @@ def test_equal_files_give_equal_archives(packed, tmp_path):
 def test_what_would_not_be_unpacked_is_not_packed(tmp_path, name, monkeypatch):
     with pytest.raises(UsageError, match=f"{re.escape(repr(name))} cannot be packed: .*; rename the file"):
         archive.pack(tmp_path / "run.zip", {**FILES, name: b"x"}, {})
-    monkeypatch.setattr("alfish.runs.packed.manifest.MAX_MANIFEST", 300)
+    monkeypatch.setattr("alfish.runs.packed.archive.MAX_MANIFEST", 300)
     with pytest.raises(UsageError, match="3 files, too many to pack"):
         archive.pack(tmp_path / "run.zip", FILES, {})
     assert not list(tmp_path.iterdir())
