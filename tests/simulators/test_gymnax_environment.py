@@ -126,4 +126,4 @@ def test_check_env_reports_no_fault(capsys, monkeypatch):
     monkeypatch.setattr("alfish.bin.check_env.suggestions", lambda *_: [])  # which trains, see test_first_run.py
     assert main(["check-env", "--env_id=gymnax:CartPole-v1", "--num_steps=60"]) == 0
     printed = capsys.readouterr().out
-    assert "problem" not in printed and "PPO          yes" in printed
+    assert "problem" not in printed and ", PPO, " in printed
