@@ -79,6 +79,8 @@ class Learner:
         of `train`; a call with `summarize` subtracts them at once.
       is_small: whether several learners save no time because an update is small; set by `plan`.
       log: function that is called with messages about compilation.
+      restore_buffers: function that restores the tensors of buffers to which code has assigned other tensors, see
+        `BufferKeeper`.
       before_update: function that is called before each update of `train` with `summarize`; its arguments are a chunk
         of minibatches and the index of the minibatch in it. The function may return a second function, which is called
         after the update if the algorithm does not request a stop. None means no function.
@@ -110,7 +112,7 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
         self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
-        self._buffers = BufferKeeper(algorithm)
+        self.restore_buffers = BufferKeeper(algorithm).restore
         self.learning_rates = self._schedules(learning_rate)
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
@@ -199,7 +201,7 @@ class Learner:
         progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
         before = self.updates
-        if self._compiled is not None and self.is_switching:
+        if type(self._compiled) is CompiledLater and self.is_switching:
             self.switch()
         with torch.no_grad():  # an update enables gradients itself
             self._means.add(self._updates(chunks, summarize))
@@ -210,11 +212,6 @@ class Learner:
             if summarize:
                 self._settle()
         return self._finish(summarize and self.updates > before)
-
-    @torch.no_grad()
-    def restore_buffers(self) -> None:
-        """Restores the tensors of buffers to which code has assigned other tensors, see `BufferKeeper`."""
-        self._buffers.restore()
 
     def unreported(self) -> dict[str, float]:
         """Returns the scalars of updates since the last summary, as `train` does; empty without updates."""
@@ -343,7 +340,7 @@ class Learner:
             record = self._plain(chunk, index, self._learning_rate, summarize)
         if record is not None:
             self._algorithm.after_update()
-            self._buffers.restore()
+            self.restore_buffers()
             self.updates += 1
             for part in self._algorithms:
                 part.__dict__["num_updates"] = self.updates  # faster than a call of `__setattr__`

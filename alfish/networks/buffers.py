@@ -22,7 +22,12 @@ class BufferKeeper:
 
     def remember(self) -> None:
         """Makes the current tensors those that `restore` restores."""
-        self._kept = [(buffers, dict(buffers)) for _, buffers in self._owners]
+        self._kept = [
+            (buffers, name, tensor)
+            for _, buffers in self._owners
+            for name, tensor in buffers.items()
+            if tensor is not None
+        ]
 
     def restore(self) -> None:
         """Restores tensors that were replaced since `remember`, with the values of their replacements.
@@ -30,19 +35,21 @@ class BufferKeeper:
         Raises:
           UsageError: a buffer has changed its shape or dtype.
         """
-        for buffers, kept in self._kept:
-            for name, tensor in kept.items():
-                new = buffers.get(name)
-                if new is not tensor and new is not None and tensor is not None:
-                    if new.shape != tensor.shape or new.dtype != tensor.dtype:
-                        raise UsageError(
-                            f"the buffer {self._path(buffers, name)} has changed from {list(tensor.shape)} "
-                            f"{tensor.dtype} to {list(new.shape)} {new.dtype}; workers, compiled updates and "
-                            "checkpoints need a constant shape and dtype, so allocate the buffer in its final form"
-                        )
-                    tensor.copy_(new.detach())
-                    buffers[name] = tensor
+        for buffers, name, tensor in self._kept:
+            new = buffers[name]
+            if new is not tensor and new is not None:
+                self._put_back(buffers, name, tensor, new)
 
-    def _path(self, buffers: dict[str, torch.Tensor | None], name: str) -> str:
-        owner = next(path for path, own in self._owners if own is buffers)
-        return f"{owner}.{name}" if owner else name
+    def _put_back(
+        self, buffers: dict[str, torch.Tensor | None], name: str, tensor: torch.Tensor, new: torch.Tensor
+    ) -> None:
+        if new.shape != tensor.shape or new.dtype != tensor.dtype:
+            owner = next(path for path, own in self._owners if own is buffers)
+            raise UsageError(
+                f"the buffer {owner}{'.' if owner else ''}{name} has changed from {list(tensor.shape)} {tensor.dtype} "
+                f"to {list(new.shape)} {new.dtype}; workers, compiled updates and checkpoints need a constant shape "
+                "and dtype, so allocate the buffer in its final form"
+            )
+        with torch.no_grad():
+            tensor.copy_(new)
+        buffers[name] = tensor

@@ -103,7 +103,7 @@ class Loop:
         timer.begin(LOOP)
         if experience is not None and self._observes:
             self._parts.after_iteration(experience)
-        self._parts.learner.restore_buffers()
+            self._parts.learner.restore_buffers()
         self._is_updating = False
         clock.iterations += 1
         self._parts.unroller.publish()

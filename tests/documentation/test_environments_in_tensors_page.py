@@ -39,7 +39,7 @@ def test_the_class_of_the_page_has_no_problem(beside_the_file, capsys, untried_t
 
 def test_the_commands_of_the_page_train(beside_the_file):
     commands = [one for one in COMMANDS if one.startswith("alfish train")]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         # Compiling takes half a minute, and has tests of its own.
         assert main([*shlex.split(command)[1:], *FEW, *PLAIN]) == 0
