@@ -392,7 +392,9 @@ class Learner:
         if leads:
             for part in self._algorithms:
                 part.measures_kl = True
-        return {name: as_schedule(1.0 if name in leads else rate) for name, rate in given.items()}
+        # Optimizers with the same rate share its schedule.
+        own = {id(rate): as_schedule(rate) for rate in given.values() if not isinstance(rate, KLAdaptive)}
+        return {name: as_schedule(1.0) if name in leads else own[id(rate)] for name, rate in given.items()}
 
     def _given_rates(self, learning_rate: Any) -> dict[str, Any]:
         names = list(self._plain.optimizers)

@@ -4,12 +4,14 @@ A parameter that takes a schedule also takes a number; `as_schedule` converts it
 be a float or a 0-d tensor, so that a schedule works in the trainer, in a worker, and in a compiled update.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import gin
 import torch
+from torch import nn
 
 from alfish.errors import UsageError
 from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, PositiveInt, UnitInterval, checked
@@ -18,8 +20,13 @@ Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
 
 def as_schedule(value: "float | Schedule") -> Schedule:
-    """Returns a schedule; a number becomes a constant schedule."""
-    return value if callable(value) else Constant(value)
+    """Returns a schedule; a number becomes a constant schedule.
+
+    A schedule with state, such as `Feedback`, is copied, because the given object may be a setting of several runs.
+    """
+    if not callable(value):
+        return Constant(value)
+    return copy.deepcopy(value) if isinstance(value, nn.Module) else value
 
 
 @gin.configurable(module="alfish")

@@ -58,6 +58,10 @@ class JointUnroller(Unroller):
         self.collector.log = log
 
     @property
+    def renews_columns(self) -> bool:  # type: ignore[override]
+        return self.collector.renews_columns
+
+    @property
     def check_signals(self) -> Callable[[], None]:
         return self.collector.check_signals
 

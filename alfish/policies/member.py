@@ -295,15 +295,16 @@ class Member:
         """Takes the parts of `new`; other objects keep their references to this object."""
         vars(self).update(vars(new))
 
-    def observe(self, experience: Experience) -> None:
-        """Calls the transforms' `observe` with the rows of an unroll."""
+    def observe(self, experience: Experience, renews_columns: bool) -> None:
+        """Calls the transforms' `observe` with the rows of an unroll; for `renews_columns` see `Unroller`."""
         with self.stream:
-            observe(self.algorithm, self.transforms, experience, self.seat.has_gaps)
+            observe(self.algorithm, self.transforms, experience, self.seat.has_gaps or renews_columns)
 
-    def after_iteration(self, experience: Experience, observes: bool) -> None:
+    def after_iteration(self, experience: Experience, observes: bool, renews_columns: bool) -> None:
         """Passes the rows of an unroll to the algorithm, and to the transforms if they observe all unrolls."""
         with self.stream:
-            after_iteration(self.algorithm, self.transforms, experience, observes, self.seat.has_gaps)
+            row_0_may_be_new = self.seat.has_gaps or renews_columns
+            after_iteration(self.algorithm, self.transforms, experience, observes, row_0_may_be_new)
 
     def spaces(self) -> TrainedSpaces:
         """Returns the spaces of the policy's agents."""

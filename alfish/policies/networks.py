@@ -109,13 +109,13 @@ def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**parts, "spaces": state["spaces"]["policies"][name]}
 
 
-def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, has_gaps: bool) -> None:
+def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, row_0_may_be_new: bool) -> None:
     """Calls `observe` of the transforms with the rows of an unroll; see `after_iteration` for the arguments."""
-    _observe(algorithm, transforms, _in_line(experience), has_gaps)
+    _observe(algorithm, transforms, _in_line(experience), row_0_may_be_new)
 
 
 def after_iteration(
-    algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool, has_gaps: bool
+    algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool, row_0_may_be_new: bool
 ) -> None:
     """Passes the rows of an unroll to an algorithm, and to its transforms if they observe all unrolls.
 
@@ -123,7 +123,8 @@ def after_iteration(
       algorithm, transforms: networks that trained on the rows.
       experience: rows as the unroller returned them.
       observes: whether the transforms observe the rows.
-      has_gaps: whether a column may have no row in some steps.
+      row_0_may_be_new: whether row 0 of a column may be new, in place of the last row of the previous unroll, because
+        the column had a gap there or is collected by another worker.
     """
     experience = _in_line(experience)
     if algorithm.overrides("after_iteration"):
@@ -132,19 +133,19 @@ def after_iteration(
             seen = transforms.transform(experience.time_step, experience.transform_state)
             algorithm.after_iteration(experience._replace(time_step=seen))
     if observes:
-        _observe(algorithm, transforms, experience, has_gaps)
+        _observe(algorithm, transforms, experience, row_0_may_be_new)
 
 
 def _in_line(experience: Experience) -> Experience:
     return without_states(in_line(nest.tensors(experience)).experience)
 
 
-def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, has_gaps: bool) -> None:
+def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, row_0_may_be_new: bool) -> None:
     # On-policy, row 0 was the last row of the previous unroll; statistics count each row once.
     time_step, num_seen = experience.time_step, 1 if algorithm.on_policy else 0
-    if algorithm.on_policy and has_gaps:
-        # If a column had a gap at the end of the previous unroll, row 0 is new. So rows that the next unroll repeats
-        # are left out instead: a column's last row, unless it is the LAST row of an episode.
+    if algorithm.on_policy and row_0_may_be_new:
+        # Rows that the next unroll repeats are left out instead: a column's last row, unless it is the LAST row of an
+        # episode.
         time_step, num_seen = time_step._replace(step_type=_once(time_step.step_type)), 0
     transforms.observe(time_step, experience.transform_state, num_seen)
 

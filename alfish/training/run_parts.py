@@ -95,12 +95,16 @@ class Parts(NamedTuple):
 
     def observe(self, experience: Experience) -> None:
         """Calls the transforms' `observe` with the rows of an unroll."""
-        observe(self.algorithm, self.transforms, experience, self.environment.has_gaps)
+        observe(self.algorithm, self.transforms, experience, self._row_0_may_be_new)
 
     def after_iteration(self, experience: Experience) -> None:
         """Passes the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
         observes = not self.calibration.is_set
-        after_iteration(self.algorithm, self.transforms, experience, observes, self.environment.has_gaps)
+        after_iteration(self.algorithm, self.transforms, experience, observes, self._row_0_may_be_new)
+
+    @property
+    def _row_0_may_be_new(self) -> bool:
+        return self.environment.has_gaps or self.unroller.renews_columns
 
     def modes(self) -> Any:
         """Returns the switch between acting and training, see `ModeSwitch`."""
@@ -282,11 +286,12 @@ class JointParts(Parts):
 
     def observe(self, experience: Any) -> None:
         for member in self.trained:
-            member.observe(experience[member.name])
+            member.observe(experience[member.name], self.unroller.renews_columns)
 
     def after_iteration(self, experience: Any) -> None:
+        settings = not self.calibration.is_set, self.unroller.renews_columns
         for member in [one for one in self.trained if one.is_training]:
-            member.after_iteration(experience[member.name], not self.calibration.is_set)
+            member.after_iteration(experience[member.name], *settings)
 
     def modes(self) -> Any:
         return JointModes(self.members)

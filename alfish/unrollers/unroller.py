@@ -65,6 +65,8 @@ class Unroller(abc.ABC):
       check_signals: function called while waiting for other processes; raises if a signal asks to stop.
       drains: whether `unroll` ignores `length`, and returns all rows that other processes have collected.
       tolerates_errors: whether environments that fail are replaced.
+      renews_columns: whether a column's row 0 may be new, in place of the last row of the previous unroll, because
+        another worker collects the column.
       metrics: metrics for which the unroller may compute `episode_sums` instead of records; None if a metric needs
         rows.
       shown: names of the optional fields (`SHOWN_FIELDS`) in records; set before the first unroll.
@@ -73,7 +75,7 @@ class Unroller(abc.ABC):
       policy_version: number of publications of weights.
     """
 
-    drains = tolerates_errors = False
+    drains = tolerates_errors = renews_columns = False
     metrics: Metrics | None = None
     shown: tuple[str, ...] = ()
     stores_states = False

@@ -12,7 +12,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.environments.games.teams import Teams
 from alfish.errors import UsageError
 from alfish.parameters.measured import Feedback, MeasuredLinear
-from alfish.parameters.schedules import Cyclical, as_schedule
+from alfish.parameters.schedules import Cyclical
 from alfish.replay import Prioritized
 from alfish.training.reward_weights import ScheduledWeights
 
@@ -53,10 +53,10 @@ def test_feedback_changes_by_a_factor_within_its_limits():
 
 def test_scheduled_values_are_buffers_of_their_algorithm():
     schedule = linear(start=0.1, finish=1.0)
-    assert as_schedule(schedule) is schedule
     algorithm = PPO(OBSERVATION, spaces.Discrete(3), specs.reward_spec(), entropy_coef=schedule)
     assert algorithm.state_dict()["_entropy_coef.value"].item() == pytest.approx(0.1)
-    schedule.observe(1.0)
+    algorithm._entropy_coef.observe(1.0)
+    assert schedule.value == pytest.approx(0.1)  # an algorithm has its own copy
     assert float(pickle.loads(pickle.dumps(algorithm))._entropy_coef(0.0)) == 0.0
     assert not list(schedule.parameters())
 

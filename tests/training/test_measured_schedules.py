@@ -29,13 +29,13 @@ NETWORK = functools.partial(ActorCritic, actor_torso=SMALL, critic_torso=SMALL)
 class Recorder(Listener):
     """Keeps a scalar of each report, and the value of a schedule after it."""
 
-    def __init__(self, schedule, *names):
-        self.schedule, self.names, self.seen, self.scalars = schedule, names, [], {}
+    def __init__(self, schedule_of, *names):
+        self.schedule_of, self.names, self.seen, self.scalars = schedule_of, names, [], {}
 
     def after_iteration(self, run, report):
         self.scalars |= report.scalars
         measured = [report.scalars[name] for name in self.names if name in report.scalars]
-        self.seen.append((*measured, float(self.schedule.value)))
+        self.seen.append((*measured, float(self.schedule_of(run).value)))
 
 
 def make(root_dir, listeners, entropy_coef=0.0, learning_rate=1e-3, compile=False, **options):
@@ -58,7 +58,7 @@ def entropy_feedback():
 
 def test_a_coefficient_follows_the_summaries_of_training(tmp_path):
     schedule = entropy_feedback()
-    recorder = Recorder(schedule, "train/entropy")
+    recorder = Recorder(lambda run: run.algorithm._entropy_coef, "train/entropy")
     make(tmp_path, [recorder, Summaries([])], entropy_coef=schedule).train()
     value, changes = 0.1, 0
     for *measured, found in recorder.seen:
@@ -72,7 +72,7 @@ def test_a_coefficient_follows_the_summaries_of_training(tmp_path):
 
 def test_a_learning_rate_follows_evaluations_of_the_same_report(tmp_path):
     schedule = MeasuredLinear(scalar="evaluation/mean_return", start=1e-3, end=1e-5, begin=-100.0, finish=0.0)
-    recorder = Recorder(schedule, "evaluation/mean_return")
+    recorder = Recorder(lambda run: run.learner.learning_rates["all"], "evaluation/mean_return")
     trainer = make(tmp_path, [recorder, Evaluate(40, num_episodes=2)], learning_rate=schedule)
     trainer.train()
     with_evaluation = [each for each in recorder.seen if len(each) == 2]
@@ -109,6 +109,16 @@ def test_pauses_are_no_measurements(tmp_path, stops):
         return tensors_of(trainer)
 
     assert_same(trained(tmp_path / "paused", *stops), trained(tmp_path / "whole"))
+
+
+def test_each_of_several_runs_begins_with_the_initial_value(tmp_path):
+    coef, rate = entropy_feedback(), Feedback(scalar="train/entropy", target=0.0, initial=1e-3, rate=0.1)
+    runs = []
+    for name in ("first", "second"):
+        runs.append(make(tmp_path / name, [], entropy_coef=coef, learning_rate=rate))
+        runs[-1].train()
+    assert_same(*map(tensors_of, runs))
+    assert coef.value == pytest.approx(0.1) and runs[0].algorithm._entropy_coef.value > 0.1
 
 
 def test_compiled_updates_read_the_value(tmp_path, interpreted):
@@ -148,7 +158,7 @@ def test_workers_act_with_the_value(tmp_path):
     most, add = [], trainer.batches.add
     trainer.batches.add = lambda experience: (most.append(choices(experience)), add(experience))
     trainer.train()
-    assert float(schedule.value) == 0.0
+    assert float(trainer.algorithm._epsilon.value) == 0.0
     assert most[1] > 1 and most[-1] == 1
 
 

@@ -35,6 +35,7 @@ from worker_parts import (
 )
 
 from alfish import nest
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.configuration import reading
 from alfish.data import Experience, TimeStep, in_line
@@ -267,6 +268,24 @@ def test_in_lockstep_the_same_seed_gives_the_same_bits(root):
     first, again, other = (list(trained(seed).algorithm.parameters()) for seed in (3, 3, 4))
     assert all(map(torch.equal, first, again))
     assert not all(map(torch.equal, first, other))
+
+
+def test_returns_do_not_continue_across_episodes_after_a_resume(tmp_path):
+    """Workers begin new episodes, whose first rows no earlier unroll had."""
+    settings = {
+        "algorithm": APPO,
+        "environment": functools.partial(make_environment, functools.partial(OneState, 50), num_envs=2),
+        "unroller": functools.partial(AsyncUnroller, num_workers=1, mode="lockstep"),
+        "transforms": [functools.partial(RewardNormalizer, gamma=1.0, largest_return=5.0)],
+        "batches": functools.partial(EpochBatches, num_epochs=1),
+        "unroll_length": 20,
+        "listeners": [CheckpointSaver()],
+        "device": "cpu",
+    }
+    Trainer(tmp_path, num_iterations=7, **settings).train()
+    trainer = Trainer(tmp_path, num_iterations=12, **settings)
+    trainer.train()
+    assert trainer.transforms.others[0].largest == 50
 
 
 def test_updates_are_as_many_as_the_environment_steps_ask_for(root):

@@ -105,7 +105,7 @@ class AsyncUnroller(Unroller):
       UsageError: settings contradict each other. `bind` raises UsageError if settings do not suit the algorithm.
     """
 
-    drains = True
+    drains = renews_columns = True
     _policies: list[ActingPolicy]  # set when workers start
 
     def __init__(
