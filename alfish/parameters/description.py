@@ -76,7 +76,8 @@ def register(module: str, name: str) -> None:
     for attribute in name.split("."):
         part = getattr(part, attribute, None)
     is_part = inspect.isclass(part) or (inspect.isfunction(part) and "." not in name)
-    if not is_part or (part.__module__, part.__qualname__) != (module, name):
+    defined_in = sys.modules[module].__name__  # differs from `module` if the module has moved
+    if not is_part or (part.__module__, part.__qualname__) != (defined_in, name):
         remedy = "; define it in a separate module, because `__main__` is a different module in each program"
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
     selector = f"{module}.{name}"

@@ -163,8 +163,9 @@ def import_part(module: str, name: str, where: str) -> None:
       UsageError: the module cannot be imported, or the current policy forbids the name.
     """
     policy = _POLICY.get()
-    is_known = module in sys.modules or _is_in(module, ["alfish"])
-    if policy is not None and is_known and not policy.admits(module, PART_PACKAGES):
+    if _is_in(module, ["alfish"]):
+        module = import_named(module, where).__name__  # the present name, if the module has moved
+    if policy is not None and module in sys.modules and not policy.admits(module, PART_PACKAGES):
         file = getattr(sys.modules.get(module), "__file__", None)
         is_own = module == "__main__" or (
             file is not None and not _is_installed(file) and not _is_in(module, ["alfish"])

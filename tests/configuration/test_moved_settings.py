@@ -15,8 +15,9 @@ from alfish.algorithms.retrace import RecurrentRetraceSAC, RetraceDQN, RetraceSA
 from alfish.algorithms.sac import SAC
 from alfish.configuration import moved_settings, reading
 from alfish.errors import UsageError
+from alfish.functional import losses
 from alfish.functional.values import LowerBounded
-from alfish.parameters import differences
+from alfish.parameters import description, differences, imports
 from alfish.runs.checkpoint_file import read_file, write_file
 
 START = "import alfish.algorithms.{module}\n\nTrainer.algorithm = @{name}\n"
@@ -130,6 +131,20 @@ def test_a_module_is_found_by_its_old_name(old, name):
     module = importlib.import_module(old)
     assert hasattr(module, name)
     assert importlib.import_module(module.__name__) is module and module.__spec__.name == module.__name__ != old
+
+
+@pytest.mark.parametrize("part", ["losses:huber", "functional.losses:huber"])
+def test_a_saved_configuration_names_a_function_of_a_module_that_has_moved(part, monkeypatch):
+    registered = []
+    monkeypatch.setattr("gin.external_configurable", lambda part, **names: registered.append(part))
+    monkeypatch.setattr(description, "_REGISTERED", {})
+    module, _, name = part.partition(":")
+    with imports.restricted([]):
+        imports.import_part(f"alfish.{module}", name, "config.gin")
+        description.register(f"alfish.{module}", name)
+        with pytest.raises(UsageError, match="config.gin names 'write_atomically' of 'alfish.runs.files'"):
+            imports.import_part("alfish.runs.files", "write_atomically", "config.gin")
+    assert registered == [losses.huber]
 
 
 def test_moved_modules_are_where_the_table_says():
