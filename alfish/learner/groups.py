@@ -141,7 +141,8 @@ def split_into_parts(
       parts: prefixes of the names of parameters.
 
     Raises:
-      UsageError: the algorithm has no such part, or no parameter of the part trains.
+      UsageError: the algorithm has no such part, no parameter of the part trains, or other parts have all of its
+        parameters.
     """
     named = dict(algorithm.named_parameters())
     owner = f"Learner.learning_rate: {type(algorithm).__name__} has the groups {list(groups)}, and"
@@ -154,6 +155,11 @@ def split_into_parts(
                 f"Learner.learning_rate has the part {part!r}, which is frozen; remove it from Learner.learning_rate "
                 "or from Learner.frozen_parts"
             )
+    if unread := set(parts) - set(part_of.values()):
+        raise UsageError(
+            f"Learner.learning_rate has the part {min(unread)!r}, but all of its parameters belong to parts with longer "
+            "names; remove it"
+        )
     result: dict[str, dict[str, list[nn.Parameter]]] = {}
     for group, parameters in groups.items():
         names = [group, *(f"{group}/{part}" for part in parts)]

@@ -164,6 +164,7 @@ def test_the_state_of_other_parts_is_refused(other, words):
         ({"frozen_parts": ["network"]}, "nothing to train in the group 'all' of PPO"),
         ({"learning_rate": {"all": 1.0, "torso": 1.0}}, r"groups \['all'\], and has no part 'torso'"),
         ({"learning_rate": {"all": 1.0, PART: 1.0}, "frozen_parts": [PART]}, f"'{PART}', which is frozen"),
+        ({"learning_rate": {"all": 1.0, PART: 1.0, f"{PART}.mlp": 0.0}}, f"'{PART}', but all of its parameters belong"),
     ],
 )
 def test_mistakes_are_reported_in_one_sentence(settings, words):
