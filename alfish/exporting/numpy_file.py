@@ -55,7 +55,7 @@ def _windows(x: np.ndarray, kernel: Any, stride: Any, padding: Any, fill: float)
 
 def _layer_norm_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
     if any(user.args[1] != 0 for user in node.users):
-        raise NotTranslatable("the mean or variance of a layer norm is used as an output")
+        raise NotTranslatable("the policy reads the mean or the inverse standard deviation of a layer norm")
     return _layer_norm
 
 

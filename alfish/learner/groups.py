@@ -157,8 +157,8 @@ def split_into_parts(
             )
     if unread := set(parts) - set(part_of.values()):
         raise UsageError(
-            f"Learner.learning_rate has the part {min(unread)!r}, but all of its parameters belong to parts with longer "
-            "names; remove it"
+            f"Learner.learning_rate has the part {min(unread)!r}, but all of its parameters belong to parts with "
+            "longer names; remove it"
         )
     result: dict[str, dict[str, list[nn.Parameter]]] = {}
     for group, parameters in groups.items():

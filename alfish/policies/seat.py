@@ -116,7 +116,7 @@ class Seat(SyncUnroller):
         self._handed.arrived = TimeStep(
             step_type, reward, discount, observation, prev_action, self._handed.env_id
         )  # `_replace` takes longer
-        # With encoders, `environment` encodes the rows of `_handed`.
+        # If transforms encode observations, `environment` is a wrapper whose `step` encodes `_handed.arrived`.
         self.time_step = self._handed.arrived if self.environment is self._handed else self.environment.step(None)
 
     def begin(self, at_random: bool, policy_version: int) -> None:

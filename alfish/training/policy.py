@@ -130,7 +130,7 @@ class Policy:
             try:
                 given = np.asarray(value) if batched else np.asarray(value)[None]
                 rows = read(given)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that requires a gradient
                 raise UsageError(
                     f"{name} is not an array of numbers ({first_line(error)}); act requires only the observation, the "
                     "first result of reset and step"

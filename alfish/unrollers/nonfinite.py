@@ -18,19 +18,6 @@ from alfish.errors import RunError
 from alfish.nest import Nest, as_tensor
 
 
-def check_finite(time_step: TimeStep) -> None:
-    """Tests an unroll's rewards, discounts and observations.
-
-    Args:
-      time_step: rows `[T, B, ...]`, arrays or tensors.
-
-    Raises:
-      RunError: a value is not finite; the message names the environment, the row and the leaf of the first such value.
-    """
-    if not math.isfinite(_total(_numbers(time_step))):
-        _name_nonfinite(time_step)
-
-
 def _name_nonfinite(time_step: TimeStep) -> None:
     """Raises RunError for the first row with a non-finite value, because such values in later rows may follow from it.
 

@@ -93,6 +93,8 @@ def test_act_refuses_the_whole_result_of_reset():
     policy = policy_of("Pendulum-v1")
     with pytest.raises(UsageError, match="observation is not an array of numbers .*act requires only the observation"):
         policy.act(gymnasium.make("Pendulum-v1").reset(seed=0))
+    with pytest.raises(UsageError, match="observation is not an array of numbers .*requires grad"):
+        policy.act(torch.zeros(3, requires_grad=True))
 
 
 @pytest.mark.parametrize(

@@ -306,8 +306,9 @@ class Composed(RLAlgorithm):
             )
         if self._weighs_reward and getattr(self.algorithm.values, "scales_bonus", False):
             raise UsageError(
-                f"Composed.extrinsic_coef would scale the bonus of {type(self.algorithm).__name__} too, because "
-                "without rewards of parts, the vector reward has only one entry; set separate_values to False"
+                "Composed.extrinsic_coef would scale not only the reward but also the bonus of "
+                f"{type(self.algorithm).__name__}, because Composed.rewards is empty, so the vector reward has only "
+                "one entry; set separate_values to False"
             )
         for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):
             if not part.episodic:

@@ -355,7 +355,7 @@ REFUSED = {
                                "algorithm": functools.partial(PPO, recompute_advantage=True)},
                               "compute the rewards of parts again in each epoch"),
     "the weight of a bonus": ({"algorithm": SAC, "separate_values": True, "extrinsic_coef": 0.5},
-                              "extrinsic_coef would scale the bonus of SAC too"),
+                              "extrinsic_coef would scale not only the reward but also the bonus of SAC"),
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, values=LowerBounded)},
                      "leave out LowerBounded"),
     "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
