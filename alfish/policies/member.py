@@ -190,11 +190,11 @@ class Member:
             self.metrics = self._make_metrics(metrics, own * num_workers)
 
     def plan(self, unroll_length: float, num_unrolls: float) -> None:
-        """Prepares the batches and the learner for the length of the run.
+        """Prepares the batches for the length of the run; `plan_updates` follows.
 
         Args:
           unroll_length: number of steps of all games in an unroll.
-          num_unrolls: expected number of unrolls of the run; inf if unknown.
+          num_unrolls: number of unrolls that the budget allows; inf if the budget does not limit it.
 
         Raises:
           UsageError: the policy trains and has no parameters.
@@ -213,6 +213,11 @@ class Member:
             self.batches.plan(num_unrolls * unroll_length * self.steps_per_step)
             self.batches.bind(self.algorithm, self.transforms, unroll_length, self.num_columns)
             self.seat.stores_states = self.batches.stores_states
+
+    def plan_updates(self, num_unrolls: float) -> None:
+        """Prepares the learner for the expected number of unrolls of the run."""
+        self._repeated["plan_updates"] = lambda new: new.plan_updates(num_unrolls)
+        if self.trains:
             self.learner.plan(num_unrolls * self.batches.updates_per_iteration, self.batches.rows_per_update)
 
     def start(self) -> None:

@@ -438,6 +438,12 @@ def _make_joint_parts(
     if not is_opened_to_act():
         for member in members:
             member.plan(collector.unroll_length, num_unrolls)
+        if settings.budget.name == "num_updates":
+            updates = sum(member.batches.updates_per_iteration for member in members if member.trains)
+            num_unrolls = _iterations(settings.budget, collector, updates)
+            num_env_steps = num_unrolls * _rows_per_iteration(collector)  # for the calibration only
+        for member in members:
+            member.plan_updates(num_unrolls)
     loaded = InitialParts(settings.initial_parts or {}, *networks)  # type: ignore[arg-type]
     sources = JointBatches(members), collector, JointLearner(members), JointMetrics(members)
     observing = _calibration(settings, networks[1], loaded, num_env_steps)

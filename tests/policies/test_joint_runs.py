@@ -293,3 +293,14 @@ def test_a_joint_step_makes_little_more_calls_than_separate_steps(tmp_path, case
     together = of_a_step(joint(tmp_path / "joint", CASES[case]))
     apart = sum(of_a_step(separate(tmp_path, CASES[case], name)) for name in CASES[case])
     assert 0.9 * most < together / apart < most
+
+
+def test_a_budget_in_updates_is_planned_by_the_updates_of_all_policies(tmp_path):
+    """A short run stays plain, and its calibration takes a fraction of the steps that the updates need."""
+    case = {"cart": (PPO, EPOCHS), "car": (DQN, REPLAY)}
+    budget = {"num_updates": 90, "num_iterations": None, "calibration": 0.1}
+    trainer = joint(tmp_path, case, learner=Learner, **budget)
+    assert all(member.learner.is_plain for member in trainer.unroller.members)
+    # An unroll has 16 steps: 4 minibatches of 16 rows in 4 environments, and 0.1 updates for each of 48 rows.
+    num_unrolls = 90 / (4 + 0.1 * 48)
+    assert trainer._parts.calibration.state_dict()["end"] == pytest.approx(0.1 * num_unrolls * 16 * 7)
