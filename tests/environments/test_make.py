@@ -80,6 +80,7 @@ def test_a_resumed_run_continues_the_episode_sequence(vectorization):
     one = make()
     before = [one.reset().observation[i].tolist() for i in range(2)] + starts(one, 40)
     state = one.state_dict()
+    assert len(state["generators"]) == (1 if vectorization == "vector_entry_point" else 2)
     one.close()
     after = []
     for _ in range(2):

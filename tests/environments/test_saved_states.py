@@ -61,6 +61,7 @@ def test_a_generator_of_each_kind_continues_where_it_was_saved(make):
     first.reset()
     following(first, 5)
     state = first.state_dict()
+    assert len(state["generators"]) == 2
     assert not second.load_state_dict(state)  # the episodes begin anew
     first.load_state_dict(state)
     for one, other in zip(following(first), following(second), strict=True):
