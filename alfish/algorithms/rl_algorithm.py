@@ -11,8 +11,8 @@ worker can unpickle an algorithm, and a test can call its hooks with tensors mad
     after_update           updates target networks                        after each gradient step
     after_iteration        updates statistics from collected rows         after each iteration that collected rows
 
-`after_update` and `after_iteration` must update buffers in place. All other hooks are pure: they write no attribute, so
-the learner can compile a whole update. No hook may write into a time step.
+`after_update` and `after_iteration` may update buffers, in place or by assignment. All other hooks are pure: they write
+no attribute, so the learner can compile a whole update. No hook may write into a time step.
 """
 
 import abc

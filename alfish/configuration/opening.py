@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import inspect
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
 from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
+from alfish.learner.learner import Learner
 from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.description import CONFIG_FILE
@@ -58,10 +60,16 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
 
 
 def _opened_trainer(root_dir: Path, device: str) -> Trainer:
-    """Returns a Trainer without listeners and metrics, even if the configuration binds some."""
+    """Returns a Trainer that only acts: it has no listeners and metrics, and its learner has no settings of the run."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
-    return Trainer(root_dir, device=device)
+    return Trainer(root_dir, device=device, learner=_without_settings)
+
+
+def _without_settings(algorithm: RLAlgorithm) -> Learner:
+    """Returns a learner with default settings; those of the run may be objects of the program that trained."""
+    defaults = inspect.signature(Learner.__init__).parameters.values()
+    return Learner(algorithm, **{one.name: one.default for one in defaults if one.kind is one.KEYWORD_ONLY})
 
 
 @contextlib.contextmanager

@@ -167,8 +167,8 @@ def train(
             objects[name] = value
         if not written.is_whole or "__main__" in written.modules:
             logging.warning(
-                "%s is defined in the main program, so no other program and no command can build it; to evaluate or "
-                "continue the run elsewhere, move it into a module",
+                "%s is an object, or is defined in the main program, so no other program and no command can build it; "
+                "to continue the run elsewhere, give a class or function of a module",
                 name,
             )
     with (

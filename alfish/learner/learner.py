@@ -357,6 +357,7 @@ class Learner:
             part.__dict__["num_updates"] = updates  # a module's `__setattr__` takes longer
 
     def _fall_back(self, error: Exception) -> None:
+        self._plain.check_parameters()  # a parameter with other memory is a cause that no plain update cures
         logging.warning(
             "%s cannot be compiled, so its updates run as plain Python: %s", type(self._algorithm).__name__, error
         )

@@ -78,6 +78,9 @@ class TracedUpdate:
             of_module.update(zip(self._names[name], parameters[name]))
         with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
             means, loss_info = updates.means(batch)
+            # Tensors that hooks have assigned to buffers become values of these buffers, as `LossInfo.buffers` do.
+            found = dict(algorithm.named_buffers())
+            assigned = {own: found[name] for name, own in of_module.items() if found.get(name, own) is not own}
             gradients = updates.gradients(means, parameters, *tensors["counters"][2:])
         self.notes = list(means.losses)
         with torch.no_grad():
@@ -93,8 +96,8 @@ class TracedUpdate:
                     if name in means.losses:
                         both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
                         optimizer.apply(*both, tensors["moments"][part], own, is_applied)
-            if loss_info.buffers:
-                write_buffers(loss_info.buffers, is_applied)
+            if assigned or loss_info.buffers:
+                write_buffers(assigned | dict(loss_info.buffers or {}), is_applied)
             extra = extra_sums(loss_info, batch)
             priority = updates.priority(loss_info, batch)
         return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}

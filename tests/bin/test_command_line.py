@@ -380,6 +380,14 @@ def test_evaluate_in_python_returns_the_result_of_the_command(run, capsys):
     assert alfish.evaluate(str(run), 1, "best", max_length=2).lengths == (2,)
 
 
+def test_a_run_with_objects_as_settings_of_the_learner_is_evaluated(tmp_path):
+    rate = {"Learner.learning_rate": lambda progress: 1e-3 * (1 - progress)}
+    small = {"make_environment.num_envs": 2, "EpochBatches.num_epochs": 1, "Evaluate.num_episodes": 1}
+    alfish.train("PPO", "CartPole-v1", num_env_steps=64, unroll_length=32, root_dir=tmp_path, **small, **rate)
+    found = alfish.evaluate(tmp_path, 2)
+    assert str(found).startswith("return ") and str(found).endswith(" over 2 episodes")
+
+
 def test_evaluate_prints_words_otherwise(run, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--sample", "--seed=4"]) == 0

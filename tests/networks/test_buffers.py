@@ -176,7 +176,10 @@ class Cooling(PPO):
 
     def calc_loss(self, experience, info):
         found = super().calc_loss(experience, info)
-        return found._replace(loss=found.loss * self.weight)
+        loss = found.loss * self.weight
+        if self.hook == "calc_loss":
+            self.weight = 0.8 * self.weight + 0.01 * info.value.detach().mean()
+        return found._replace(loss=loss)
 
     def after_update(self):
         if self.hook == "after_update":
@@ -193,7 +196,7 @@ class Cools(Listener):
             run.algorithm.weight = 0.8 * run.algorithm.weight
 
 
-@pytest.mark.parametrize("hook", ["after_update", "after_iteration", "listener"])
+@pytest.mark.parametrize("hook", ["calc_loss", "after_update", "after_iteration", "listener"])
 def test_compiled_updates_read_assigned_buffers(tmp_path, interpreted, hook):
     found = []
     for compile in (False, True):
@@ -210,7 +213,8 @@ def test_compiled_updates_read_assigned_buffers(tmp_path, interpreted, hook):
             device="cpu",
         )
         trainer.train()
-        found.append(torch.cat([parameter.detach().reshape(-1) for parameter in trainer.algorithm.parameters()]))
+        parts = [*trainer.algorithm.parameters(), trainer.algorithm.weight]
+        found.append(torch.cat([part.detach().reshape(-1) for part in parts]))
     assert not trainer.learner.is_plain and trainer.algorithm.weight < 0.5
     assert torch.allclose(*found, atol=1e-5)
 

@@ -81,6 +81,8 @@ class Evaluation:
         beside = f" ({each})" if each else ""
         return f"return {significant(self.mean)} [{low}, {high}]{beside} over {len(self.returns)} episodes"
 
+    __str__ = words
+
     def to_csv(self) -> str:
         columns = {"return": self.returns, "length": self.lengths}
         columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
