@@ -39,7 +39,7 @@ class TD3(DDPG):
         smoothing_std: NonNegativeFloat = 0.2,
         smoothing_clip: NonNegativeFloat = 0.5,
         actor_period: PositiveInt = 2,
-        **ddpg_arguments,
+        **ddpg_arguments: Any,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, critic=critic, **ddpg_arguments)
         self._smoothing_std, self._smoothing_clip = smoothing_std, smoothing_clip

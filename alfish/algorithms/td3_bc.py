@@ -1,5 +1,7 @@
 """TD3 with behavioural cloning, for recorded data: Fujimoto & Gu, 2021, https://arxiv.org/abs/2106.06860."""
 
+from typing import Any
+
 import gin
 import torch
 from gymnasium import spaces
@@ -34,7 +36,7 @@ class TD3BC(TD3):
         reward_spec: spaces.Box,
         *,
         alpha: NonNegativeFloat = 2.5,
-        **td3_arguments,
+        **td3_arguments: Any,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
         self._alpha = alpha
