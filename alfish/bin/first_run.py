@@ -201,7 +201,7 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
         return
     length = f"about {_duration(budget / rate)} for {budget:,} steps"
     if base is IN_TENSORS:
-        length += " beside compilation and evaluations"
+        length += ", plus compilation and evaluations"
     yield "time", f"{said}: {length}, a first budget; raise it if the return is still rising at the end"
 
 

@@ -79,7 +79,7 @@ class TracedUpdate:
         with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
             means, loss_info = updates.means(batch)
             # Tensors that hooks have assigned to buffers become values of these buffers, as `LossInfo.buffers` do.
-            found = dict(algorithm.named_buffers())
+            found = dict(algorithm.named_buffers(remove_duplicate=False))  # one tensor may be assigned to two
             assigned = {own: found[name] for name, own in of_module.items() if found.get(name, own) is not own}
             gradients = updates.gradients(means, parameters, *tensors["counters"][2:])
         self.notes = list(means.losses)

@@ -21,7 +21,7 @@ class BufferKeeper:
         self.remember()
 
     def remember(self) -> None:
-        """Makes the current tensors those that `restore` restores."""
+        """Remembers the tensors that are the buffers now; a later `restore` brings them back."""
         self._kept = [
             (buffers, name, tensor)
             for _, buffers in self._owners

@@ -173,12 +173,13 @@ class Cooling(PPO):
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings, network=SMALL)
         self.register_buffer("weight", torch.tensor(1.0))
+        self.register_buffer("copy", torch.tensor(1.0))
 
     def calc_loss(self, experience, info):
         found = super().calc_loss(experience, info)
         loss = found.loss * self.weight
         if self.hook == "calc_loss":
-            self.weight = 0.8 * self.weight + 0.01 * info.value.detach().mean()
+            self.weight = self.copy = 0.8 * self.weight + 0.01 * info.value.detach().mean()
         return found._replace(loss=loss)
 
     def after_update(self):
@@ -213,7 +214,7 @@ def test_compiled_updates_read_assigned_buffers(tmp_path, interpreted, hook):
             device="cpu",
         )
         trainer.train()
-        parts = [*trainer.algorithm.parameters(), trainer.algorithm.weight]
+        parts = [*trainer.algorithm.parameters(), trainer.algorithm.weight, trainer.algorithm.copy]
         found.append(torch.cat([part.detach().reshape(-1) for part in parts]))
     assert not trainer.learner.is_plain and trainer.algorithm.weight < 0.5
     assert torch.allclose(*found, atol=1e-5)
