@@ -11,9 +11,13 @@ accepted, but plain values (such as a number, a list or text) and classes are re
 """
 
 import collections.abc
+import contextlib
 import functools
 import inspect
+import numbers
 import typing
+import weakref
+from pathlib import Path
 from typing import Any, TypeVar
 
 from alfish.errors import UsageError
@@ -22,6 +26,9 @@ from alfish.parameters.kinds import SEQUENCES, bare, elements, is_number, member
 MAPPINGS = (collections.abc.Mapping, dict)
 
 T = TypeVar("T")
+
+# For each object of a checked class whose arguments a configuration can have: the constructor, and the arguments.
+_CONSTRUCTIONS: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def checked(thing: T) -> T:
@@ -35,11 +42,24 @@ def checked(thing: T) -> T:
     """
     if not inspect.isclass(thing):
         return _checked(thing, thing.__name__)  # type: ignore[attr-defined]
-    setattr(thing, "__init__", _checked(thing.__init__, thing.__name__))  # noqa: B010
+    setattr(thing, "__init__", _checked(thing.__init__, thing.__name__, is_constructor=True))  # noqa: B010
     return thing
 
 
-def _checked(function: Any, owner: str) -> Any:
+def construction(thing: Any) -> dict[str, Any] | None:
+    """Returns the arguments that construct an object of the same class again, by parameter name.
+
+    The result is None if the constructor is not checked, or if an argument is an object without such arguments.
+    """
+    try:
+        constructor, arguments = _CONSTRUCTIONS[thing]
+    except (KeyError, TypeError):  # TypeError if the object cannot be hashed or referred to weakly
+        return None
+    # A subclass whose constructor is not checked may have other parameters than its checked base class.
+    return arguments if inspect.unwrap(type(thing).__init__) is constructor else None
+
+
+def _checked(function: Any, owner: str, is_constructor: bool = False) -> Any:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -55,10 +75,32 @@ def _checked(function: Any, owner: str) -> Any:
                 if words is not None:
                     raise UsageError(f"{owner}.{name} is {shown(value)}; {words}")
                 bound.arguments[name] = _whole(value, members(annotations[name]))
-        return function(*bound.args, **bound.kwargs)
+        result = function(*bound.args, **bound.kwargs)
+        if is_constructor:
+            _record(function, bound)
+        return result
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
+
+
+def _record(constructor: Any, call: inspect.BoundArguments) -> None:
+    """Records the call of a constructor, if a configuration can have its arguments; others may be large."""
+    (_, made), *arguments = call.arguments.items()
+    # A constructor returns after that of its base class, so its arguments replace those of the base class.
+    if all(_is_writable(value) for _, value in arguments):
+        with contextlib.suppress(TypeError):  # the object cannot be hashed or referred to weakly
+            _CONSTRUCTIONS[made] = constructor, dict(arguments)
+
+
+def _is_writable(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, numbers.Number, str, Path, functools.partial)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_writable, value))
+    if isinstance(value, dict):
+        return all(map(_is_writable, value.values()))
+    return inspect.isclass(value) or inspect.isfunction(value) or construction(value) is not None
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """Describes a Trainer that was built in Python as a gin configuration that rebuilds it.
 
-A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial apply only to its
-part, so each part has a separate scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part that is not registered
-in gin is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
+A part is a class or function of a module, a `functools.partial` of one, or an object of a class that checks the
+arguments of its constructor, such as `Linear(3e-4, 0.0)`. The arguments apply only to their part, so each part has a
+separate scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part that is not registered in gin is named in a
+comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import numpy as np
 
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
-from alfish.parameters.checking import checked
+from alfish.parameters.checking import checked, construction
 
 CONFIG_FILE = "config.gin"  # file in a run's directory with the configuration as the user wrote it
 OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory with the configuration and all defaults
@@ -179,8 +180,10 @@ class GinWriter:
         return self._part(value, name)
 
     def _part(self, part: Any, name: str) -> str:
-        target, arguments = part, {}
-        if isinstance(part, functools.partial):
+        target, arguments, made = part, {}, construction(part)
+        if made is not None:
+            target, arguments = type(part), made
+        elif isinstance(part, functools.partial):
             target = part.func
             try:
                 arguments = inspect.signature(target).bind_partial(*part.args).arguments | part.keywords
@@ -202,7 +205,7 @@ class GinWriter:
         scope = self._scope(name)
         for parameter, value in arguments.items():
             self.bind(scope, selector, parameter, value, f"{name}.{parameter}")
-        return f"@{scope}/{selector}"
+        return f"@{scope}/{selector}" + "()" * (made is not None)
 
     def _undescribed(self, part: Any, name: str) -> str:
         self.is_whole = False

@@ -314,6 +314,7 @@ class CheckpointSaver(Listener):
 
 
 @gin.configurable(module="alfish.training.listeners")
+@checked
 class CodeSnapshot(Listener):
     """Writes the source code of alfish and of the user's imported modules into `code.zip` in the run's directory.
 

@@ -7,6 +7,7 @@ from torch import nn
 from toys import OneState
 
 from alfish.algorithms.ppo import PPO
+from alfish.parameters import PositiveInt, checked
 
 
 class Plain(gymnasium.Env):
@@ -38,3 +39,18 @@ def torso(observation_spec, width, inner):
     made = nn.Flatten() if inner is None else inner(observation_spec)
     made.output_size = width
     return made
+
+
+@checked
+class Checked:
+    def __init__(self, width: PositiveInt, *, inner=None):
+        self.width, self.inner = width, inner
+
+
+class CheckedByItsBase(Checked):
+    pass
+
+
+class OfOtherArguments(Checked):
+    def __init__(self):
+        super().__init__(1)

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from described_parts import Doubled, Mine, Plain, torso
+from described_parts import Checked, CheckedByItsBase, Doubled, Mine, OfOtherArguments, Plain, torso
 from gymnasium import spaces
 
 import alfish
@@ -25,9 +25,11 @@ from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.networks import MLP, ActorCritic, Torso
-from alfish.parameters import description, imports
+from alfish.parameters import checking, description, imports
+from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.schedules import Cyclical, Linear
 from alfish.training.listener import Listener
-from alfish.training.listeners import CheckpointSaver
+from alfish.training.listeners import CheckpointSaver, CodeSnapshot, StopAt
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
 
@@ -97,6 +99,37 @@ def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
     settings = {"num_env_steps": 100, "unroll_length": 50}
     alfish.train("PPO", lambda: gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run", **settings)
     assert "make_environment.env_id is an object, or is defined in the main program, so no other" in caplog.text
+
+
+def test_objects_of_shipped_classes_are_saved_in_the_configuration(tmp_path, caplog, capsys):
+    schedule = Cyclical(Linear(3e-4, 1e-4), num_cycles=2)
+    settings = {"Learner.learning_rate": schedule, "extra_listeners": [StopAt(1e9), CodeSnapshot()]}
+    alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings, **SMALL)
+    assert "no other program" not in caplog.text
+    text = (tmp_path / "run" / CONFIG_FILE).read_text()
+    assert "Linear.end = 0.0001" in text and "Cyclical.num_cycles = 2" in text and "StopAt.return_ = 1000000000" in text
+    assert main(["train", f"--root_dir={tmp_path}/run", "--gin_param=Trainer.num_env_steps=128"]) == 0
+    assert json.loads((tmp_path / "run" / "done").read_text())["env_steps"] >= 128
+
+
+@pytest.mark.parametrize(
+    "made, form",
+    [
+        (Checked(3), "@part/described_parts.Checked()"),
+        (Checked(2, inner=[Checked(1)]), "@part/described_parts.Checked()"),
+        (CheckedByItsBase(3), "@part/described_parts.CheckedByItsBase()"),
+        (OfOtherArguments(), None),
+        (Checked(3, inner=torch.zeros(3)), None),
+    ],
+)
+def test_objects_are_described_by_the_arguments_of_their_constructors(made, form):
+    written = description.GinWriter()
+    written.bind("", "MLP", "layers", made, "part")
+    if form is None:
+        assert not written.is_whole and checking.construction(made) is None
+    else:
+        assert f"MLP.layers = {form}\n" in written.text() and written.is_whole
+        assert f"part/described_parts.{type(made).__name__}.width = {made.width}\n" in written.text()
 
 
 def test_an_environment_instead_of_what_makes_it_is_named(tmp_path):
