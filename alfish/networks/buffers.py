@@ -1,4 +1,8 @@
-"""Keeps the tensors of buffers when code assigns other tensors to them."""
+"""Keeps the tensors of buffers when code assigns other tensors to them, and finds attributes that should be buffers."""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,3 +57,44 @@ class BufferKeeper:
         with torch.no_grad():
             tensor.copy_(new)
         buffers[name] = tensor
+
+
+class UnsavedAttributes:
+    """Finds attributes of modules that change, but are not in checkpoints: numbers, and tensors that are not buffers.
+
+    A bool is not looked at, because it usually notes that something was done once, which is done again after a resume.
+
+    Args:
+      modules: modules, also with their submodules; those that define `get_extra_state` are left out.
+      restored: names of attributes that other code restores when a run resumes.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], restored: Collection[str]):
+        each = itertools.chain.from_iterable(module.modules() for module in modules)
+        self._modules = [one for one in each if type(one).get_extra_state is nn.Module.get_extra_state]
+        self._restored = {"training", *restored}
+        self._known: dict[tuple[int, str], Any] = {(index, name): mark for index, name, mark in self._marks()}
+
+    def changed(self) -> Iterator[str]:
+        """Yields a sentence for each attribute that has changed since the construction; each attribute comes once."""
+        for index, name, mark in self._marks():
+            before = self._known.get((index, name))
+            if before is None or mark == before:
+                continue
+            self._known[index, name] = None
+            is_number = isinstance(before, str)
+            change, first = (f" from {before} to {mark}", f"tensor({before})") if is_number else ("", "zeros(...)")
+            yield (
+                f"{type(self._modules[index]).__name__}.{name} has changed{change}, but is not a buffer: checkpoints "
+                "and workers do not have the new value, and compiled updates may keep the first one; make it a buffer "
+                f"by self.register_buffer({name!r}, torch.{first})"
+            )
+
+    def _marks(self) -> Iterator[tuple[int, str, Any]]:
+        """Yields the index of a module, and the name and a mark of an attribute; the mark changes with the value."""
+        for index, module in enumerate(self._modules):
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):
+                    yield index, name, (id(value), None if value.is_inference() else value._version)
+                elif type(value) in (int, float) and name not in self._restored:
+                    yield index, name, repr(value)

@@ -17,6 +17,7 @@ from alfish.errors.user_code import calling, in_words, refuse_default_dtype
 from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
+from alfish.networks.buffers import UnsavedAttributes
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
 from alfish.policies.networks import chosen_policy, load_networks
 from alfish.processes import replicas
@@ -409,10 +410,13 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
       RunError: a transform or a network cannot load its own state.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
+    unsaved = UnsavedAttributes([trainer.algorithm, trainer.transforms], {"num_updates"})
     with calling():  # converts errors of code that users may have written
         for report in trainer.iterate():
             if report.is_summary:  # a check in each iteration would cost time
                 refuse_default_dtype(f"{trainer.environment.name}.step or another part")
+                for sentence in unsaved.changed():
+                    trainer.log(sentence)
             if not is_checked:
                 _check_state(trainer)
                 is_checked = True

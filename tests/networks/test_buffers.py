@@ -17,7 +17,7 @@ from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
-from alfish.networks.buffers import BufferKeeper
+from alfish.networks.buffers import BufferKeeper, UnsavedAttributes
 from alfish.training.listener import Listener
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform, Transforms
@@ -74,6 +74,66 @@ class TestBufferKeeper:
         module.mean = new
         with pytest.raises(UsageError, match=words):
             keeper.restore()
+
+
+class Values(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number, self.constant, self.flag, self.written = 1.5, 3, False, 0
+        self.assigned, self.in_place, self.fixed = torch.zeros(2), torch.zeros(2), torch.ones(1)
+        self.register_buffer("mean", torch.zeros(2))
+
+
+class Saved(Values):
+    def get_extra_state(self):
+        return {"number": self.number}
+
+
+class TestUnsavedAttributes:
+    def test_each_attribute_that_has_changed_is_named_once(self):
+        module = Values()
+        attributes = UnsavedAttributes([nn.Sequential(module)], {"written"})
+        assert list(attributes.changed()) == []
+        module.number, module.flag, module.written, module.mean = 0.5, True, 4, torch.ones(2)
+        module.in_place += 1
+        module.assigned = module.assigned + 1
+        module.eval()
+        found = sorted(attributes.changed())
+        names = ["assigned", "in_place", "number"]
+        assert [sentence.split()[0] for sentence in found] == [f"Values.{name}" for name in names]
+        assert "has changed from 1.5 to 0.5, but is not a buffer" in found[2] and "torch.tensor(1.5)" in found[2]
+        assert list(attributes.changed()) == []
+
+    def test_modules_with_extra_state_are_left_out(self):
+        module = Saved()
+        attributes = UnsavedAttributes([module], ())
+        module.number = 2.0
+        assert list(attributes.changed()) == []
+
+
+class Decaying(PPO):
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.scale = 1.0
+
+    def after_update(self):
+        self.scale *= 0.5
+
+
+def test_a_run_says_which_attributes_are_not_saved(tmp_path):
+    trainer = Trainer(
+        tmp_path,
+        algorithm=functools.partial(Decaying, network=SMALL),
+        environment="CartPole-v1",
+        batches=functools.partial(EpochBatches, num_epochs=1),
+        unroll_length=8,
+        num_iterations=3,
+        summary_period=1,
+        listeners=[],
+        device="cpu",
+    )
+    trainer.train()
+    assert (tmp_path / "log.txt").read_text().count("Decaying.scale has changed from 1.0 to ") == 1
 
 
 class Level(SAC):
