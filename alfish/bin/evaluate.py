@@ -3,6 +3,7 @@
   alfish evaluate --root_dir=runs/ppo --num_episodes=100
   alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
   alfish evaluate --root_dir=runs/ppo --video --video_episodes=4
+  alfish evaluate --root_dir=runs/sac --gin_param="make_environment.env_kwargs = {'g': 5.0}"
 
 The seed of episode k is `seed + k`. Every started episode is finished, so the result does not depend on --num_envs. An
 episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and counts as truncated;
@@ -13,6 +14,7 @@ mean return of each policy's agents, by name. --lineup names the policies of age
 --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode into the run's directory `films`;
 --video_episodes=4 films the first four side by side. Films do not change the results. Films need the extra 'video': pip
 install 'alfish[video]'. --code=run evaluates with the source code that the listener CodeSnapshot saved in the run.
+--gin_param replaces a binding of the run, to evaluate the policy in another environment.
 """
 
 import contextlib
@@ -41,7 +43,7 @@ def main(flag_values: flags.FlagValues) -> int:
     num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)
     if num_filmed:
         shared_flags.check_writable_run(flag_values.root_dir, "--video")
-    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
+    with open_run(*shared_flags.run(flag_values)) as trainer:
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         clock = trainer.clock.value
         done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{clock:,} updates"

@@ -67,7 +67,7 @@ def _play(flag_values: flags.FlagValues, root_dir: str, video: Path | None) -> l
     num_episodes = flag_values.num_episodes
     num_tiles = num_episodes if flag_values.grid else 1
     with contextlib.ExitStack() as stack:
-        trainer = stack.enter_context(open_run(root_dir, flag_values.device, allow_import=flag_values.allow_import))
+        trainer = stack.enter_context(open_run(root_dir, *shared_flags.run(flag_values)[1:]))
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         # If each film shows one episode, only one environment runs at a time, to keep frames in order.
         arguments: dict[str, Any] = {"render_mode": "rgb_array"} if video else {}

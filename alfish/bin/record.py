@@ -52,7 +52,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline import DataReport, Spaces, Validator, open_writer
     from alfish.offline.outputs import rebuildable
 
-    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
+    with open_run(*shared_flags.run(flag_values)) as trainer:
         about = origin(trainer, which)
         env_steps = trainer.load_policy(about["checkpoint"]["steps"])
         with contextlib.closing(

@@ -13,6 +13,7 @@ ALLOW_IMPORT = (
     "Module or package, such as my_lab, that the run's configuration may import in addition to alfish's modules; "
     "repeatable. Modules in the environment variable ALFISH_ALLOW_IMPORT are allowed too."
 )
+GIN_PARAM = "Binding in place of that of the run, such as \"make_environment.env_kwargs = {'g': 5.0}\"; repeatable."
 MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
 NUM_ENVS = "Number of environments that run at the same time."
@@ -36,6 +37,12 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int, seed: int 
     flags.DEFINE_boolean("sample", False, words, flag_values=flag_values)
     flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=flag_values)
     flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
+    flags.DEFINE_multi_string("gin_param", [], GIN_PARAM, flag_values=flag_values)
+
+
+def run(flag_values: flags.FlagValues) -> tuple[str, str, list[str], list[str]]:
+    """Returns the arguments of `open_run`, from the flags of `define_episodes`."""
+    return flag_values.root_dir, flag_values.device, flag_values.allow_import, flag_values.gin_param
 
 
 def define_code(flag_values: flags.FlagValues) -> None:

@@ -14,13 +14,15 @@ from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.configuration import reading
+from alfish.configuration.bindings import Reading
 from alfish.configuration.directory import run_directory
+from alfish.configuration.reachability import refuse_unread
 from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
-from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.description import CONFIG_FILE, as_bindings
 from alfish.parameters.kinds import device_named
 from alfish.parameters.rebinding import rebound
 from alfish.policies.member import built_as
@@ -36,7 +38,13 @@ from alfish.transforms import Transforms
 
 
 @contextlib.contextmanager
-def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
+def open_run(
+    root_dir: str | Path,
+    device: str = "cpu",
+    allow_import: Sequence[str] = (),
+    bindings: Sequence[str] = (),
+    objects: Mapping[str, Any] | None = None,
+) -> Iterator[Trainer]:
     """Yields the Trainer of a run, built from the saved configuration; no checkpoint is loaded.
 
     Within the context, gin has the configuration of the run. On exit, gin's configuration, the random generators and
@@ -46,14 +54,21 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
       root_dir: directory of the run, or a packed run; see `packed.fetching.as_directory`.
       device: device of the trainer.
       allow_import: modules that the configuration may import in addition to alfish's modules, see `reading.saved`.
+      bindings: gin bindings that replace bindings of the run, such as `make_environment.env_kwargs = {'g': 5.0}`.
+      objects: values that replace bindings and that a text cannot express, by name of the parameter.
 
     Raises:
-      UsageError: the directory has no run, the run was not built from gin, or the configuration imports a module that
-        is not allowed.
+      UsageError: the directory has no run, the run was not built from gin, the configuration imports a module that
+        is not allowed, or nothing reads a given binding.
     """
-    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, ["parts"]):
+    with (
+        as_directory(root_dir) as directory,
+        _configured_as(run_directory(directory), allow_import, ["parts"], bindings=bindings) as found,
+    ):
+        reading.bind(objects or {})
         trainer = _opened_trainer(directory, device)
         try:
+            refuse_unread(found)
             yield trainer
         finally:
             trainer.close()
@@ -74,8 +89,12 @@ def _without_settings(algorithm: RLAlgorithm) -> Learner:
 
 @contextlib.contextmanager
 def _configured_as(
-    root_dir: Path, allow_import: Sequence[str], may_lack: Collection[reading.Lacking], brief: bool = False
-) -> Iterator[None]:
+    root_dir: Path,
+    allow_import: Sequence[str],
+    may_lack: Collection[reading.Lacking],
+    brief: bool = False,
+    bindings: Sequence[str] = (),
+) -> Iterator[Reading]:
     """Reads the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
     is_there = os.path.lexists(path)  # if it is not a file, reading it raises a clear error
@@ -97,10 +116,10 @@ def _configured_as(
         reading.preserved(brief),
         process_preserved(),
         opened_to_act(),
-        reading.saved(path, allow_import, may_lack) as found,
+        reading.saved(path, allow_import, may_lack, bindings) as found,
         complete(found),
     ):
-        yield
+        yield found
 
 
 @contextlib.contextmanager
@@ -181,10 +200,13 @@ def evaluate(
     lineup: Mapping[str, str] | None = None,
     device: str = "cpu",
     allow_import: Sequence[str] = (),
+    environment: Any = None,
+    **settings: Any,
 ) -> Evaluation:
     """Returns the result of whole episodes with the policy of a run, as `alfish evaluate` does.
 
         alfish.evaluate("runs/ppo", num_episodes=100).mean
+        alfish.evaluate("runs/sac", **{"make_environment.env_kwargs": {"g": 5.0}}).mean  # another gravity
 
     Args:
       root_dir, checkpoint, device, allow_import: run, checkpoint and device, see `load`.
@@ -195,13 +217,18 @@ def evaluate(
       max_length: number of actions after which an episode is truncated; None means the run's `max_evaluation_length`.
       lineup: names of policies by patterns of agents in games, such as `{"agent_*": "random"}`; None means the run's
         lineup.
+      environment: environment in place of that of the run, as for `alfish.train`.
+      **settings: settings in place of those of the run, by class and name, as for `alfish.train`.
 
     Raises:
-      UsageError: the run or the checkpoint does not exist, or a part of the run cannot be built.
+      UsageError: the run or the checkpoint does not exist, a part of the run cannot be built, or a setting does not
+        exist, is not read, or has a value that does not fit.
       RunError: a return is not finite.
     """
     options = {} if lineup is None else {"lineup": dict(lineup)}
-    with open_run(root_dir, device, allow_import) as trainer:
+    settings |= {} if environment is None else {"make_environment.env_id": environment}
+    bindings, objects, _ = as_bindings(settings)
+    with open_run(root_dir, device, allow_import, bindings, objects) as trainer:
         env_steps = trainer.load_policy(checkpoint)
         with contextlib.closing(trainer.evaluator(num_episodes, num_envs, max_length, **options)) as evaluator:
             return evaluator.evaluate(num_episodes, seed, sample, env_steps)

@@ -54,7 +54,12 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 
 
 @contextlib.contextmanager
-def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lacking] = ()) -> Iterator[Reading]:
+def saved(
+    path: Path,
+    allow_import: Sequence[str] = (),
+    may_lack: Collection[Lacking] = (),
+    bindings: Sequence[str] = (),
+) -> Iterator[Reading]:
     """Parses the saved configuration of a run. The configuration is not trusted, because it may come from another
     person.
 
@@ -70,6 +75,7 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
         'imports' means modules in import statements. A reference to a missing definition raises when it is called, and
         bindings of a missing definition are left out. A policy can therefore be opened without the metrics and
         environments of its training.
+      bindings: bindings of the caller, which replace bindings of the configuration.
 
     Raises:
       UsageError: the configuration names a module that is not allowed, registers names dynamically, includes a file, or
@@ -82,6 +88,8 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
         with gin_internals.preferring("alfish"):  # gin saved the shortest names that were unique at that time
             reader.read_file(path)
         reader.reading.saved.add(str(path))
+        for binding in bindings:
+            reader.read_parameter(binding)
         _refuse_endless_macros(reader.reading)
         _refuse_dynamic_references()
         refuse_wrong_kinds(reader.reading)

@@ -156,21 +156,13 @@ def train(
     named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
     file = conf if conf is not None else algorithm if isinstance(algorithm, str) else None
     files = [] if file is None else [locating.file_of(file)]
-    bindings, objects = [], {}
-    for name, value in named.items():
-        written = description.GinWriter()
-        scope, _, rest = name.rpartition("/")
-        selector, _, parameter = rest.rpartition(".")
-        written.bind(scope, selector, parameter, value, name)
-        bindings.append(written.text().rstrip())
-        if not written.is_whole:
-            objects[name] = value
-        if not written.is_whole or "__main__" in written.modules:
-            logging.warning(
-                "%s is an object, or is defined in the main program, so no other program and no command can build it; "
-                "to continue the run elsewhere, give a class or function of a module",
-                name,
-            )
+    bindings, objects, own = description.as_bindings(named)
+    for name in own:
+        logging.warning(
+            "%s is an object, or is defined in the main program, so no other program and no command can build it; "
+            "to continue the run elsewhere, give a class or function of a module",
+            name,
+        )
     with (
         reading.preserved(),
         process_preserved(),

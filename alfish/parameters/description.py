@@ -53,6 +53,30 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
     return HEADER + header(in_force) + writer.text(modules) + in_force
 
 
+def as_bindings(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Returns settings that were given in Python as gin bindings.
+
+    Args:
+      settings: values by the name of the parameter, such as `PPO.gamma`.
+
+    Returns:
+      The bindings as text; the values that the text cannot express, by name; and the names of settings that another
+      program cannot build, also because they are defined in `__main__`.
+    """
+    texts, objects, own = [], {}, []
+    for name, value in settings.items():
+        written = GinWriter()
+        scope, _, rest = name.rpartition("/")
+        selector, _, parameter = rest.rpartition(".")
+        written.bind(scope, selector, parameter, value, name)
+        texts.append(written.text().rstrip())
+        if not written.is_whole:
+            objects[name] = value
+        if not written.is_whole or "__main__" in written.modules:
+            own.append(name)
+    return texts, objects, own
+
+
 def header(text: str) -> str:
     """Returns the comment lines `# part: ...` for the registered parts that a gin text names."""
     return "".join(
@@ -108,9 +132,12 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
     Raises:
       UsageError: always.
     """
+    remedy = "construct the Trainer in Python with this root_dir and call load_policy"
+    if what.startswith("make_environment.env_id "):
+        remedy = "give `environment` to alfish.evaluate"
     raise UsageError(
-        f"{what}, which no configuration can refer to: construct the Trainer in Python with this root_dir and call "
-        "load_policy, or train with module-level classes and functions and plain arguments"
+        f"{what}, which no configuration can refer to: {remedy}, or train with module-level classes and functions and "
+        "plain arguments"
     )
 
 

@@ -380,6 +380,29 @@ def test_evaluate_in_python_returns_the_result_of_the_command(run, capsys):
     assert alfish.evaluate(str(run), 1, "best", max_length=2).lengths == (2,)
 
 
+def test_a_run_is_evaluated_with_other_settings_than_its_own(run, capsys):
+    other = ["--gin_param=make_environment.env_kwargs = {'sutton_barto_reward': True}"]
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=2", "--json", *other]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == [-1, -1]  # this reward is -1 at the end of an episode
+    found = alfish.evaluate(run, 2, **{"make_environment.env_kwargs": {"sutton_barto_reward": True}})
+    assert found.returns == (-1, -1)
+    assert main(["evaluate", f"--root_dir={run}", "--gin_param=Evaluate.num_episodes = 3"]) == 2
+    assert "nothing reads Evaluate.num_episodes, bound in --gin_param" in capsys.readouterr().err
+
+
+def test_a_run_whose_environment_is_a_lambda_is_evaluated_with_a_given_one(tmp_path):
+    small = {"make_environment.num_envs": 2, "EpochBatches.num_epochs": 1, "Evaluate.num_episodes": 1}
+
+    def make():
+        return gymnasium.make("CartPole-v1", max_episode_steps=4)
+
+    alfish.train("PPO", make, num_env_steps=64, unroll_length=32, root_dir=tmp_path, **small)
+    with pytest.raises(UsageError, match="make_environment.env_id is the local .*: give `environment` to alfish.eval"):
+        alfish.evaluate(tmp_path, 2)
+    assert alfish.evaluate(tmp_path, 2, environment=make).lengths == (4, 4)
+
+
 def test_a_run_with_objects_as_settings_of_the_learner_is_evaluated(tmp_path):
     rate = {"Learner.learning_rate": lambda progress: 1e-3 * (1 - progress)}
     small = {"make_environment.num_envs": 2, "EpochBatches.num_epochs": 1, "Evaluate.num_episodes": 1}
