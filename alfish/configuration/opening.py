@@ -19,6 +19,7 @@ from alfish.configuration.directory import run_directory
 from alfish.configuration.reachability import refuse_unread
 from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
+from alfish.errors.user_code import brief
 from alfish.learner.learner import Learner
 from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
@@ -133,6 +134,7 @@ def process_preserved() -> Iterator[None]:
         kernels.set_num_threads(num_threads)
 
 
+@brief
 @checked
 def load(
     root_dir: str | Path,
@@ -188,6 +190,7 @@ def load(
         return found
 
 
+@brief
 @checked
 def evaluate(
     root_dir: str | Path,

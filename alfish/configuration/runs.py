@@ -15,6 +15,7 @@ from alfish.configuration.directory import is_to_change, make_directory, run_dir
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
+from alfish.errors.user_code import brief
 from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import shown
@@ -97,6 +98,7 @@ def configured_run(
             raise
 
 
+@brief
 @checked
 def train(
     algorithm: str | Callable[..., Any] | None = None,

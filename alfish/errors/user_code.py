@@ -6,15 +6,18 @@ handler calls `refuse`.
 
 import contextlib
 import difflib
+import functools
 import inspect
 import os
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from alfish.errors import RunError, UsageError, first_line, printable
+
+T = TypeVar("T")
 
 _ALFISH, _STANDARD = (str(directory) + os.sep for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
 _CLOSE = 0.85  # smallest similarity of a misspelt name, in [0, 1]; 1 means equal
@@ -129,6 +132,40 @@ def relayed(sentence: str, trace: str) -> CodeError:
     error = CodeError(sentence)
     error.__cause__ = Elsewhere(trace)
     return error
+
+
+def brief(function: T) -> T:
+    """Decorates a function for users so that tracebacks of alfish's errors do not show the frames of alfish and gin.
+
+    Their messages are complete without these frames. The environment variable ALFISH_FULL_TRACEBACKS keeps the frames.
+    """
+
+    @functools.wraps(function)  # type: ignore[arg-type]
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)  # type: ignore[operator]
+        except (UsageError, RunError) as error:
+            shown: BaseException | None = error
+            while shown is not None and not os.environ.get("ALFISH_FULL_TRACEBACKS"):
+                shown.__traceback__ = _outside_alfish(shown.__traceback__)
+                shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _outside_alfish(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback without the frames of alfish and gin, and of libraries that they call."""
+    frames, is_outside = [], False
+    while trace is not None:
+        rank = _rank(trace.tb_frame.f_code.co_filename)
+        is_outside |= rank > 1
+        if rank > (0 if is_outside else 1):
+            frames.append(trace)
+        trace = trace.tb_next
+    for one in reversed(frames):
+        trace = TracebackType(trace, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return trace
 
 
 def check_methods(part: object, base: type) -> None:

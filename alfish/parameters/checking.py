@@ -64,9 +64,10 @@ def _checked(function: Any, owner: str, is_constructor: bool = False) -> Any:
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        try:
+        bound = None
+        with contextlib.suppress(TypeError):
             bound = signature.bind(*arguments, **keywords)
-        except TypeError:
+        if bound is None:
             return function(*arguments, **keywords)  # raises Python's own TypeError
         annotations = hints(function)
         for name, value in bound.arguments.items():

@@ -13,7 +13,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.environments import Environment, make_environment
 from alfish.errors import counted
-from alfish.errors.user_code import calling, in_words, refuse_default_dtype
+from alfish.errors.user_code import brief, calling, in_words, refuse_default_dtype
 from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
@@ -224,6 +224,7 @@ class Trainer:
         """
         self.clock.stop(reason)
 
+    @brief
     def train(self) -> Report | None:
         """Trains until the run is finished, or until a signal is received (SIGTERM, SIGUSR1, SIGINT).
 

@@ -4,6 +4,7 @@ import functools
 import inspect
 import pickle
 import traceback
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from toys import OneState
 
+import alfish
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.environments import Environment, make_environment
@@ -368,3 +370,31 @@ def sac(root_dir, algorithm):
         unroll_length=1,
         num_env_steps=20,
     )
+
+
+class TestBrief:
+    @staticmethod
+    def files(error):
+        return [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+
+    def test_tracebacks_do_not_show_the_frames_of_alfish_and_gin(self, tmp_path, monkeypatch):
+        with pytest.raises(UsageError, match="there is no environment 'CartPole-v9'") as caught:
+            alfish.train("PPO", "CartPole-v9", num_env_steps=8, root_dir=tmp_path / "run")
+        # A program shows the frame of its call only; pytest adds frames above the function that handles the error.
+        assert set(self.files(caught.value)) <= {"test_user_code.py", "user_code.py"}
+        monkeypatch.setenv("ALFISH_FULL_TRACEBACKS", "1")
+        with pytest.raises(UsageError) as caught:
+            alfish.train("PPO", "CartPole-v9", num_env_steps=8, root_dir=tmp_path / "run")
+        assert {"runs.py", "checking.py"} <= set(self.files(caught.value))
+
+    def test_frames_of_the_users_code_stay_with_what_they_called(self, tmp_path):
+        with pytest.raises(CodeError) as caught:
+            alfish.train("PPO", Singular, num_env_steps=64, unroll_length=8, root_dir=tmp_path / "run")
+        files = self.files(caught.value)
+        assert "_linalg.py" in files and "sequential.py" not in files
+        assert [name for name in files if name not in ("user_code.py", "_linalg.py")] == ["test_user_code.py"] * 2
+
+
+class Singular(OneState):
+    def step(self, action):
+        return np.linalg.inv(np.zeros((2, 2)))
