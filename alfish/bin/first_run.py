@@ -46,7 +46,14 @@ class BaseConf(NamedTuple):
 
 
 QUICK = "Trainer.unroll_length = 64", "Trainer.calibration = 0.0"
-REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000", "Trainer.calibration = 0.0"
+# Updates are not compiled, because a compiler at work would slow down the trial; a long run is faster.
+PLAIN = "Learner.compile = False"
+REPLAY = (
+    "ReplayBatches.warmup_env_steps = 64",
+    "ReplayBatches.capacity = 10_000",
+    "Trainer.calibration = 0.0",
+    PLAIN,
+)
 BASES = {
     base.algorithm: base
     for base in (
@@ -153,15 +160,13 @@ def suggestions(
     others = ", ".join(f"{one.algorithm} ({one.file})" for one in fitting)
     yield "next", f"base configurations that fit: {others}. Begin with {base.file}: {reason}"
     budget = IMAGE_BUDGET if has_image else base.budget
-    root_dir = f"runs/{base.file.removesuffix('.gin')}_{name}"
-    budgeted = [*task.bindings, f"Trainer.num_env_steps = {budget}"]
-    yield "command", _command([*_files([base.file, *task.files]), *_bound(budgeted)], root_dir)
-    if not task.files and (python := _python(base, task.bindings, budget, root_dir)):
+    yield "command", _first_command(task, base, budget, name)
+    if not task.files and (python := _python(base, task.bindings, budget, _root_dir(base, name))):
         yield "Python", python
     yield from _expected(task, base, budget, steps_per_second)
     instead = [BASES[name] for name in ("PPO", _replaying(environment)) if name != base.algorithm]
     if instead[0] in fitting and not has_image:
-        yield from _instead(task, instead[0], steps_per_second)
+        yield from _instead(task, instead[0], steps_per_second, name)
 
 
 def _choice(fitting: Sequence[BaseConf], environment: Environment, steps_per_second: float) -> tuple[BaseConf, str]:
@@ -199,17 +204,24 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
     if base is None:
         yield "time", said
         return
-    length = f"about {_duration(budget / rate)} for {budget:,} steps"
+    length = _length(base, budget, rate, steps_per_second)
     if base is IN_TENSORS:
         length += ", plus compilation and evaluations"
     yield "time", f"{said}: {length}, a first budget; raise it if the return is still rising at the end"
 
 
-def _instead(task: Task, base: BaseConf, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about `base`, the second choice, and its training time."""
+def _instead(task: Task, base: BaseConf, steps_per_second: float, name: str) -> Iterator[tuple[str, str]]:
+    """Yields a line about `base`, the second choice, and its training time, and a line with its command."""
     with contextlib.suppress(UsageError, RunError):
-        length = f"about {_duration(base.budget / _rate(task, base, steps_per_second))} for {base.budget:,} steps"
+        length = _length(base, base.budget, _rate(task, base, steps_per_second), steps_per_second)
         yield "or", f"{base.algorithm} ({base.file}): {length}; {base.virtue}"
+        yield "command", _first_command(task, base, base.budget, name)
+
+
+def _length(base: BaseConf, budget: int, rate: float, steps_per_second: float) -> str:
+    """Returns how long a run takes, as text; `rate` is the result of `_rate`."""
+    limit = "at most " if PLAIN in base.for_speed and steps_per_second > VERY_SLOW else ""
+    return f"{limit}about {_duration(budget / rate)} for {budget:,} steps"
 
 
 def _rate(task: Task, base: BaseConf | None, steps_per_second: float) -> float:
@@ -261,6 +273,15 @@ def _bound(bindings: Sequence[str]) -> list[str]:
         is_plain = re.fullmatch(r"[\w.=/:@%+,-]+", text)
         flags.append(f"--gin_param={text if is_plain else shlex.quote(text) if has_special else quoted}")
     return flags
+
+
+def _first_command(task: Task, base: BaseConf, budget: int, name: str) -> str:
+    bound = _bound([*task.bindings, f"Trainer.num_env_steps = {budget}"])
+    return _command([*_files([base.file, *task.files]), *bound], _root_dir(base, name))
+
+
+def _root_dir(base: BaseConf, name: str) -> str:
+    return f"runs/{base.file.removesuffix('.gin')}_{name}"
 
 
 def _command(arguments: Sequence[str], root_dir: str) -> str:
