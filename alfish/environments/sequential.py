@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class SequentialVectorEnv(VectorEnv):
         self.envs: list[gymnasium.Env] = []
         for make in env_fns:
             self.envs.append(make())  # appended one by one: gymnasium 1.1 closes `envs` even if a constructor raised
+        _note_open(self.envs)
         first, self.num_envs = self.envs[0], len(self.envs)
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = first.render_mode
@@ -179,6 +181,7 @@ class SequentialVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
+            _OPEN.pop(id(env.unwrapped), None)
             close(env)
 
     def replace(self, rows: np.ndarray) -> Any:
@@ -243,6 +246,25 @@ class SequentialVectorEnv(VectorEnv):
                 f"shape {shape}"
             )
         return batch
+
+
+# Environments that vector environments have made and not yet closed, by their id.
+_OPEN: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDictionary()
+
+
+def _note_open(envs: Sequence[gymnasium.Env]) -> None:
+    """Notes the environments of a vector environment, and warns if another one also steps them.
+
+    Raises:
+      UsageError: two of them are the same.
+    """
+    made = {id(env.unwrapped): env.unwrapped for env in envs}
+    words = f"the function that makes environments returned the same {type(envs[0].unwrapped).__name__} twice"
+    if len(made) < len(envs):
+        raise UsageError(f"{words}; make a new one in each call")
+    if made.keys() & _OPEN.keys():
+        logging.warning("%s, so training and evaluation end each other's episodes; make a new one in each call", words)
+    _OPEN.update(made)
 
 
 def close(env: Any) -> None:

@@ -957,3 +957,26 @@ def test_a_breach_names_the_wrappers_that_may_cause_it():
     with pytest.raises(UsageError, match="CartPole-v1 in the wrapper OldStep violates gymnasium's interface"):
         environment.step(np.zeros(1, np.int64))
     environment.close()
+
+
+class TestOneInstance:
+    """A function that returns an environment that exists already."""
+
+    def test_of_several_environments_is_refused(self):
+        env = gymnasium.make("CartPole-v1")
+        with pytest.raises(UsageError, match="returned the same CartPoleEnv twice; make a new one in each call"):
+            make_environment(lambda: env, num_envs=2)
+
+    def test_in_training_and_evaluation_is_reported(self, caplog):
+        env = gymnasium.make("CartPole-v1")
+        training = make_environment(lambda: env)
+        assert caplog.text == ""
+        evaluation = make_environment(lambda: env, evaluation=True)
+        assert (
+            "returned the same CartPoleEnv twice, so training and evaluation end each other's episodes" in caplog.text
+        )
+        caplog.clear()
+        training.close()
+        evaluation.close()
+        make_environment(lambda: env).close()
+        assert caplog.text == ""
