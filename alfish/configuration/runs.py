@@ -14,9 +14,11 @@ from alfish.configuration.bindings import Reading
 from alfish.configuration.directory import is_to_change, make_directory, run_directory
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.reachability import refuse_unread
+from alfish.environments import make_environment
+from alfish.environments.games import make_games
 from alfish.errors import UsageError
 from alfish.errors.user_code import brief
-from alfish.parameters import checked, description
+from alfish.parameters import checked, description, differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import shown
 from alfish.policies.networks import chosen_policy
@@ -81,13 +83,14 @@ def configured_run(
         if makes_directory:
             make_directory(root_dir)
         saved = root_dir / CONFIG_FILE
-        renews = saved.is_file() and moved_settings.has_moved(locating.text_of(saved))
+        before = locating.text_of(saved) if saved.is_file() else ""
+        renews = moved_settings.has_moved(before) or differences.without_empty_scopes(before) != before
         if saved.is_file() and not is_to_change(saved, on_config_change):
             found = stack.enter_context(reading.saved(saved, allow_import))
         trainer = None
         try:
             trainer = configured_trainer(root_dir, found, objects)
-            # If settings have moved, checkpoints have the hash of the old text, which is then accepted.
+            # If an older version wrote the text otherwise, checkpoints have the hash of that text, which is accepted.
             trainer.directory.accepts_config_change = on_config_change == "new" or renews
             with sentences.complete(found):
                 yield trainer
@@ -122,7 +125,8 @@ def train(
       algorithm: name of a shipped algorithm, or a class or factory as for `Trainer.algorithm`. A name selects the base
         conf of the algorithm (ppo.gin for "PPO").
       environment: gymnasium id, class or function that makes an environment, or name of a class (`my_module:MyEnv`), as
-        for `make_environment.env_id`.
+        for `make_environment.env_id`; or a `functools.partial` of `make_environment` or `make_games`, as for
+        `Trainer.environment`.
       root_dir: directory of the run, created if needed. An existing run is continued.
       conf: gin file or name of a shipped conf, instead of the name of an algorithm. If `algorithm` is also given, it
         must be your own class; it replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
@@ -154,7 +158,9 @@ def train(
             "as lambda: gymnasium.make('CartPole-v1')"
         )
     named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}
-    named |= {} if environment is None else {"make_environment.env_id": environment}
+    if environment is not None:
+        makes_all = getattr(environment, "func", environment) in (make_environment, make_games)
+        named["Trainer.environment" if makes_all else "make_environment.env_id"] = environment
     named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
     file = conf if conf is not None else algorithm if isinstance(algorithm, str) else None
     files = [] if file is None else [locating.file_of(file)]

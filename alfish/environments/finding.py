@@ -144,7 +144,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
             raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from None
         raise UsageError(
             f"{sentence} after importing {module}, nor a class or function of that name in "
-            f"it{suites.old_gym(name) or suites.close_ids(name, gymnasium.registry)}"
+            f"it{suites.other_interface(name) or suites.close_ids(name, gymnasium.registry)}"
         ) from None
 
 

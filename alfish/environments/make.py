@@ -179,7 +179,7 @@ def make_environment(
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, not a "
-                f"gymnasium.Env{suites.old_gym(env)}"
+                f"gymnasium.Env{suites.other_interface(env)}"
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)

@@ -125,12 +125,14 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
     return f"{close_ids(env_id, registered)}; if your module registers it, write 'my_module:{env_id}'"
 
 
-def old_gym(made: Any) -> str:
-    """Returns the end of a sentence about an id or object that belongs to the old gym; '' for any other.
+def other_interface(made: Any) -> str:
+    """Returns the end of a sentence about an id or object of the old gym, or a game of PettingZoo; '' for any other.
 
     Args:
       made: id without a module, after the import of its module, or an environment.
     """
+    if hasattr(made, "possible_agents"):
+        return "; it is a game of several agents: give it to make_games (docs/several_policies.md)"
     gym = sys.modules.get("gym")  # None if gym is not imported
     if isinstance(made, str):
         registry = getattr(getattr(gym, "envs", None), "registry", {})

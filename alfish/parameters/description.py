@@ -229,10 +229,13 @@ class GinWriter:
             self._parts.add((module, qualname))
         self.modules.add(module)
         selector = selector or f"{module}.{qualname}"
+        call = "()" * (made is not None)
+        if not arguments:  # a scope of its own would hide the bindings of the scope in which the part is built
+            return f"@{selector}{call}"
         scope = self._scope(name)
         for parameter, value in arguments.items():
             self.bind(scope, selector, parameter, value, f"{name}.{parameter}")
-        return f"@{scope}/{selector}" + "()" * (made is not None)
+        return f"@{scope}/{selector}{call}"
 
     def _undescribed(self, part: Any, name: str) -> str:
         self.is_whole = False

@@ -153,7 +153,7 @@ def difference(before: str, after: str, with_budget: bool = False) -> str:
 
     The order of entries in dicts is ignored, because older runs were saved with sorted entries.
     """
-    old, new = (_settings(_comparable(text), with_budget) for text in (before, after))
+    old, new = (_settings(_comparable(without_empty_scopes(text)), with_budget) for text in (before, after))
     changes = difflib.unified_diff(old, new, lineterm="", n=0)
     return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
@@ -161,6 +161,17 @@ def difference(before: str, after: str, with_budget: bool = False) -> str:
 def _comparable(config: str) -> str:
     """Returns a text with one line for each value, in which the entries of dicts are sorted."""
     return "\n".join(_sorted_dicts(line.replace(" =  ", " = ", 1)) for line in _lines(config))
+
+
+def without_empty_scopes(config: str) -> str:
+    """Returns a text in which references have no scopes without bindings; older versions wrote such scopes."""
+    bound = {name.rpartition("/")[0] for name in re.findall(r"^([\w./]+)\.\w+ =", config, re.MULTILINE)}
+
+    def renewed(found: re.Match) -> str:
+        scope = found[1]
+        return found[0] if any(f"{one}/".startswith(f"{scope}/") for one in bound) else "@"
+
+    return re.sub(r"@([\w/]+)/", renewed, config)
 
 
 def digest(config: str) -> str:

@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 from test_examples import PROJECT
+from toy_games import Tag
 
 import alfish
 from alfish.__main__ import main
@@ -74,6 +75,16 @@ def test_the_population_of_the_page_trains_and_is_continued(tmp_path):
     assert rows[0][:4] == ["generation", "member", "parent", "Learner.learning_rate"]
     assert any(parent not in ("", member) and parent[:6] == member[:6] for _, member, parent, *_ in rows[1:])
     assert alfish.load(run, policy="chaser1", allow_import=["toy_games"]).act(np.zeros(4, np.float32)) in (0, 1, 2)
+
+
+def test_the_python_of_the_page_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "alfish.train" in code)
+    code = code.replace('"mpe2.simple_tag_v3", num_games=16', "Tag, num_games=2").replace("400_000", "64, **small")
+    small = {"EpochBatches.num_epochs": 1, "EpochBatches.minibatch_size": 16, "Evaluate.num_episodes": 2}
+    exec(code, {"Tag": Tag, "small": small})
+    policy = alfish.load("runs/tag_python", policy="runner", allow_import=["toy_games"])
+    assert policy.algorithm.network.actor_torso.output_size == 128
 
 
 def test_the_policy_that_alfish_train_returns_is_named_before_training(tmp_path):

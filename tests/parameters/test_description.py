@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -99,6 +100,26 @@ def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
     settings = {"num_env_steps": 100, "unroll_length": 50}
     alfish.train("PPO", lambda: gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run", **settings)
     assert "make_environment.env_id is an object, or is defined in the main program, so no other" in caplog.text
+
+
+def test_a_class_without_arguments_reads_the_bindings_of_the_scope_that_builds_it():
+    gin.parse_config(parsed(description.as_bindings({"Torso.mlp": MLP})[0][0] + "\npolicy/MLP.layers = (3,)"))
+    with gin.config_scope("policy"):
+        assert Torso(spaces.Box(-1, 1, (2,))).output_size == 3
+
+
+def test_a_run_whose_parts_have_empty_scopes_continues(tmp_path):
+    """Versions before this one gave each class a scope of its own, with or without arguments."""
+    one = functools.partial(alfish.train, PPO, "CartPole-v1", conf="ppo", root_dir=tmp_path / "run")
+    one(**SMALL)
+    path = tmp_path / "run" / CONFIG_FILE
+    text = path.read_text()
+    assert "Trainer.algorithm = @PPO" in text or "Trainer.algorithm = @alfish.algorithms.PPO" in text
+    path.write_text(re.sub(r"(Trainer.algorithm = @)", r"\1algorithm/", text))
+    policy = one(**SMALL | {"num_env_steps": 512})
+    assert policy.env_steps >= 512
+    with pytest.raises(UsageError, match="is a run with another configuration"):
+        one(**SMALL | {"num_env_steps": 600, "PPO.gamma": 0.5})
 
 
 def test_objects_of_shipped_classes_are_saved_in_the_configuration(tmp_path, caplog, capsys):
