@@ -126,10 +126,24 @@ def operative_text() -> str:
 def bind(settings: Mapping[str, Any]) -> None:
     """Binds values that gin's text cannot express; keys are `scope/name.parameter`.
 
-    `text()` leaves these values out.
+    `text()` leaves these values out. Parts receive the values themselves, where gin would make copies: the caller may
+    read an object after the run, and some objects cannot be copied, such as connections.
     """
     for name, value in settings.items():
-        gin.bind_parameter(name, value)
+        gin.bind_parameter(name, _Itself(value))
+
+
+class _Itself:
+    """A value whose deep copy, which gin makes for each call, is the value itself."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
 
 
 def bound(selector: str, *parameters: str) -> dict[str, Any]:

@@ -136,8 +136,9 @@ def train(
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes by class and name
         (`**{"PPO.gamma": 0.98}`). A setting is a plain value, a class, a function, a `functools.partial` of a class or
         function, an object of a shipped class such as `Linear(3e-4, 0.0)`, or a list or dict of these. Other objects
-        and classes of the main program are also accepted, but then only the same program can continue or evaluate the
-        run. `alfish.load` still opens the policy if the algorithm, networks and transforms are defined in modules.
+        and classes of the main program are also accepted; the run uses these objects themselves, but then only the same
+        program can continue it. `alfish.load` still opens the policy if the algorithm, networks and transforms are
+        defined in modules, and `evaluate` does if it is given the environment.
 
     Raises:
       UsageError: a setting does not exist, is not read, or has a value that does not fit; there are several policies,

@@ -3,11 +3,13 @@
 import contextlib
 import copy
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import gin
+from absl import logging
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
@@ -175,6 +177,7 @@ class Trainer:
         self.learner = parts.learner
         self.metrics = parts.metrics
         self.listeners = checked_listeners(listeners, extra_listeners, measuring(parts))
+        _note_use([*(metrics or ()), *extra_metrics, *self.listeners], root_dir)
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
         self._loop = Loop(parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period)
 
@@ -400,6 +403,20 @@ class Trainer:
             self.log(f"No checkpoint was saved at {self.clock.value:,} steps: {error}")
         else:
             self.log(f"After the error, a checkpoint was saved at {self.clock.value:,} steps")
+
+
+# Directory of the last run of each metric and listener.
+_RUNS: weakref.WeakKeyDictionary[object, Path] = weakref.WeakKeyDictionary()
+
+
+def _note_use(parts: Sequence[Metric | Listener], root_dir: Path) -> None:
+    """Notes metrics and listeners, and warns if another run has used one, whose state then continues in this run."""
+    for part in parts:
+        with contextlib.suppress(TypeError):  # the class defines __eq__ without __hash__, or has slots
+            if (other := _RUNS.get(part, root_dir)) != root_dir:
+                words = "The %s of this run was also used by the run in %s, and keeps its state; make one for each run"
+                logging.warning(words, type(part).__name__, other)
+            _RUNS[part] = root_dir
 
 
 def _checked(trainer: Trainer) -> Iterator[Report]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import gin
@@ -131,6 +132,24 @@ def test_objects_of_shipped_classes_are_saved_in_the_configuration(tmp_path, cap
     assert "Linear.end = 0.0001" in text and "Cyclical.num_cycles = 2" in text and "StopAt.return_ = 1000000000" in text
     assert main(["train", f"--root_dir={tmp_path}/run", "--gin_param=Trainer.num_env_steps=128"]) == 0
     assert json.loads((tmp_path / "run" / "done").read_text())["env_steps"] >= 128
+
+
+class Counting(Listener):
+    """Cannot be copied, because it has a lock."""
+
+    def __init__(self):
+        self.count, self.lock = 0, threading.Lock()
+
+    def after_iteration(self, run, report):
+        self.count += 1
+
+
+def test_a_given_object_is_used_and_not_a_copy(tmp_path, caplog):
+    counting = Counting()
+    for name in ("one", "two"):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / name, extra_listeners=[counting], **SMALL)
+        assert ("The Counting of this run was also used by the run in" in caplog.text) == (name == "two")
+    assert counting.count > 1
 
 
 @pytest.mark.parametrize(
