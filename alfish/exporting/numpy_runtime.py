@@ -27,7 +27,8 @@ class NumpyPolicy:
       seed: seed of the random numbers; only sampling policies use it.
 
     Raises:
-      ValueError: the weights file in the same directory belongs to a different export.
+      ValueError: the weights file in the same directory belongs to a different export. `act` and `step` raise it for an
+        observation of another shape, or with a value that is not finite.
     """
 
     weights_sha256: str
@@ -133,4 +134,6 @@ def _leaf(observation: Any, name: str, keys: tuple[Any, ...], shape: tuple[int, 
     leaf = np.asarray(observation, dtype)
     if leaf.shape != shape:
         raise ValueError(f"{name} has shape {list(leaf.shape)}, but {list(shape)} is expected")
+    if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+        raise ValueError(f"{name} has a value that is not finite; the action would be meaningless")
     return leaf

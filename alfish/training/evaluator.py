@@ -30,6 +30,7 @@ from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
 from alfish.unrollers.episode_runner import EpisodeAccumulator
+from alfish.unrollers.nonfinite import refuse_nonfinite
 
 # Number of actions after which an episode is truncated; the longest shipped task, an Atari game, has 27,000 actions.
 MAX_EPISODE_LENGTH = 100_000
@@ -287,6 +288,7 @@ class Evaluator:
             policy.begin(k, seed + k)
         yield episode, time_step, False
         while (episode >= 0).any():
+            refuse_nonfinite(time_step, episode)
             seen = time_step if self._trained_spec is None else completed(time_step, self._trained_spec)
             action = policy.act(seen, episode)
             with stepping:

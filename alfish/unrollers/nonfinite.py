@@ -122,6 +122,27 @@ def _sizes(spec: spaces.Space) -> torch.Tensor:
     return torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec)  # type: ignore[attr-defined]
 
 
+def refuse_nonfinite(time_step: TimeStep, episode: np.ndarray) -> None:
+    """Raises RunError if an observation of an episode under way is not finite.
+
+    Args:
+      time_step: time step of tensors `[B, ...]`.
+      episode: index of each environment's episode, `[B]`; -1 means that none is under way.
+    """
+    if math.isfinite(_total(nest.leaves(time_step.observation))):
+        return
+    for name, leaf in nest.named_leaves(time_step.observation, "observation"):
+        bad = (~leaf.isfinite()).reshape(len(leaf), -1).any(1).cpu().numpy() & (episode >= 0)
+        for i in np.flatnonzero(bad)[:1]:
+            where = f"in episode {episode[i]} of the evaluation"
+            if (action := nonfinite_action(nest.at(time_step.prev_action, int(i)))) is not None:
+                raise RunError(f"an action of the policy {where} is not finite: {action}; check predict_step")
+            raise RunError(
+                f"an environment returned an {name} that is not finite {where}; fix the environment, because the "
+                "actions of the policy would be meaningless"
+            )
+
+
 def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
     """Returns a `[B]` bool mask of the rows whose reward or observation is not finite; None without such rows.
 

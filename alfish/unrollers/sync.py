@@ -1,5 +1,6 @@
 """The unroller that steps environments in this process: bitwise reproducible, and the reference for other unrollers."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling, refuse, refuse_default_dtype
 from alfish.metrics.step_batch import own_info
-from alfish.nest import Array, Nest, as_array
+from alfish.nest import Array, Nest, as_array, as_tensor
 from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.random_state import called_apart
 from alfish.runs.timer import Timer
@@ -250,7 +251,12 @@ class SyncUnroller(Unroller):
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
         """Executes an action; the row that arrives becomes `time_step`."""
         self._state, self._transform_state = step.state, transform_state
-        self.time_step = self._step(self.environment.convert(step.output))
+        try:
+            self.time_step = self._step(self.environment.convert(step.output))
+        except Exception:
+            # If the environment refuses an action because its own last row was not finite, the error names that row.
+            self._judge(nest.map(lambda leaf: as_tensor(leaf)[None], self.time_step), math.nan)
+            raise
 
     def _begin(self, at_random: bool) -> UnrollStart:
         """Begins an unroll at `time_step`."""

@@ -405,6 +405,12 @@ def test_a_numpy_file_refuses_an_observation_of_another_shape(policy, tmp_path):
         loaded(tmp_path / "policy.py")().act(np.zeros(4))
 
 
+def test_a_numpy_file_refuses_an_observation_that_is_not_finite(policy, tmp_path):
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
+    with pytest.raises(ValueError, match="observation has a value that is not finite; the action would be meaningless"):
+        loaded(tmp_path / "policy.py")().act(np.array([0, np.nan, 0]))
+
+
 def test_the_numpy_file_is_checked_without_torch_and_alfish(policy, tmp_path):
     program = PolicyGraph(policy)
     path = tmp_path / "policy.py"

@@ -844,11 +844,37 @@ def test_last_observations_belong_to_their_episode_in_every_mode(mode):
         assert np.ptp(episode.observations[:, 1]) == 0
 
 
+class Broken(Stamped):
+    """Has an observation that is not finite after `step` steps of its third episode."""
+
+    def __init__(self, step):
+        super().__init__((3,))
+        self._broken = step
+
+    def _observation(self):
+        is_broken = self._episode == 2 and self._step == self._broken
+        return super()._observation() + np.float32(np.nan if is_broken else 0)
+
+
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_an_observation_that_is_not_finite_ends_an_evaluation(step):
+    parts = parts_of(Broken, env_kwargs={"step": step})
+    if step == 3:  # the policy does not act on the last observation of an episode
+        assert len(evaluate(parts, 4, num_envs=1).returns) == 4
+        return
+    with pytest.raises(RunError, match=r"an observation that is not finite in episode 2 of the evaluation; fix the"):
+        evaluate(parts, 4, num_envs=1)
+
+
 @pytest.mark.parametrize(
     ("output", "error", "words"),
     [
         (torch.zeros(8), UsageError, r"predict_step of PPO returned a tensor of shape \[8\] .* as action"),
-        (torch.full((8, 1), torch.nan), RunError, "the return of episode 0 of the evaluation, with seed 5, is not fin"),
+        (
+            torch.full((8, 1), torch.nan),
+            RunError,
+            r"an action of the policy in episode 0 of the evaluation is not finite: \[nan\]",
+        ),
     ],
 )
 def test_what_predict_step_returns_is_checked(output, error, words, monkeypatch):

@@ -372,6 +372,24 @@ def test_a_value_that_is_not_finite_is_named(where, leaf, value):
         unroll(unroller, 8)
 
 
+class Careful(Breaking):
+    """Refuses the action that follows its observation that is not finite."""
+
+    def step(self, action):
+        assert self._step != 3, "the action is not finite"
+        return super().step(action)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1.0])
+def test_an_error_that_follows_an_observation_that_is_not_finite_names_the_observation(value):
+    env = SyncVectorEnv([lambda: Careful("observation", value)], autoreset_mode=NEXT_STEP)
+    cause = "environment 0 returned an observation inner.speed that is not finite in row 0 of the unroll"
+    with pytest.raises(
+        RunError, match=cause if np.isnan(value) else "step raised AssertionError: the action is not finite"
+    ):
+        unroll(unroller_of(VectorEnvironment(env, [0]), Still), 8)
+
+
 class Misplaced(Breaking):
     """Shows a digit that its space lacks."""
 
