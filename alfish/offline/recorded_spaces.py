@@ -57,6 +57,25 @@ def spaces_by_policy(state: Mapping[str, Any]) -> dict[str, TrainedSpaces | None
     return {name: _from_stored(own) for name, own in by_policy.items()}
 
 
+def changed_actions(state: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns a clause about actions whose units have changed since a checkpoint was saved; '' without a change.
+
+    Args:
+      state: state of the checkpoint.
+      now: spaces of the environment now, in the form of `state["spaces"]`.
+    """
+    here = spaces_by_policy({"spaces": now})
+    for name, then in spaces_by_policy(state).items():
+        own = here.get(name)
+        if then is not None and own is not None and not _actions_fit(then.action, own.action):
+            whose = f" of {name}" if name else ""
+            return (
+                f"the environment has the actions {_shown(own.action)}{whose}, but the policy was trained with "
+                f"{_shown(then.action)}"
+            )
+    return ""
+
+
 def _from_stored(stored: Mapping[str, Any]) -> TrainedSpaces:
     """Returns the spaces that `TrainedSpaces.to_json` stored."""
     observation, action = (from_json(stored[name]) for name in ("observation", "action"))

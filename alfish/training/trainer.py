@@ -14,12 +14,13 @@ from absl import logging
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.environments import Environment, make_environment
-from alfish.errors import counted
+from alfish.errors import UsageError, counted
 from alfish.errors.user_code import brief, calling, in_words, refuse_default_dtype
 from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.networks.buffers import UnsavedAttributes
+from alfish.offline.recorded_spaces import changed_actions
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
 from alfish.policies.networks import chosen_policy, load_networks
 from alfish.processes import replicas
@@ -342,6 +343,8 @@ class Trainer:
         def load(state: dict[str, Any]) -> None:
             self._parts.rebuild(state)
             load_networks(self.algorithm, self.transforms, state, self.directory.path)
+            if words := changed_actions(state, self._parts.spaces()):
+                logging.warning("%s, so its actions mean something else here", words)
             self.clock.load_state_dict(state["counters"])
             self.clock.updates = state["learner"]["updates"]
 
@@ -375,6 +378,8 @@ class Trainer:
         """
         check_like(state, {name: here for name, here in self.state_dict().items() if name in PLAIN_STATE})
         self._loop.load_state_dict(state, self.directory.path)
+        if words := changed_actions(state, self._parts.spaces()):
+            raise UsageError(f"{words}; continue with the bounds of the training, or start in an empty directory")
         self._notifier.load_state_dict(state["listeners"])
         self._saved_iterations = self.clock.iterations
 

@@ -10,10 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from resuming import assert_same, run_killed_after_a_save, stop_after, tensors_of
-from toys import Bandit
+from toys import Bandit, OneState
 
 import alfish
 from alfish import nest
@@ -758,3 +760,25 @@ def test_a_later_stop_is_not_another_configuration(tmp_path, capsys):
     assert "(Trainer.stop_at = 1,000)" in capsys.readouterr().err
     assert main(command(tmp_path, *TINY)) == 0
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2000
+
+
+class Bounded(OneState):
+    """Has actions between -1 and `high`."""
+
+    high = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(-1, self.high, (1,), np.float32)
+
+
+def test_a_run_whose_actions_have_other_bounds_is_not_continued(tmp_path, monkeypatch, caplog):
+    one = functools.partial(make, tmp_path / "run", Bounded, {}, 8)
+    one(num_iterations=1, listeners=[CheckpointSaver()]).train()
+    assert alfish.evaluate(tmp_path / "run", 1) and caplog.text == ""
+    monkeypatch.setattr(Bounded, "high", 5.0)
+    words = r"the environment has the actions Box\(-1.0, 5.0, .*, but the policy was trained with Box\(-1.0, 1.0, "
+    with pytest.raises(UsageError, match=f"{words}.*; continue with the bounds of the training"):
+        one(num_iterations=2).train()
+    alfish.evaluate(tmp_path / "run", 1)
+    assert re.search(f"{words}.*, so its actions mean something else here", caplog.text)
