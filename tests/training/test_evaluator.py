@@ -860,7 +860,7 @@ class Broken(Stamped):
 def test_an_observation_that_is_not_finite_ends_an_evaluation(step):
     parts = parts_of(Broken, env_kwargs={"step": step})
     if step == 3:  # the policy does not act on the last observation of an episode
-        assert len(evaluate(parts, 4, num_envs=2).returns) == 4
+        assert len(evaluate(parts, 7, num_envs=2).returns) == 7
         return
     with pytest.raises(RunError, match=r"an observation that is not finite in episode 2 of the evaluation; fix the"):
         evaluate(parts, 4, num_envs=1)
