@@ -19,6 +19,7 @@ from alfish.parameters.kinds import (
 )
 
 gin_internals.keep_sentences()
+gin_internals.allow_redefinitions()
 
 __all__ = [
     "FiniteFloat",

@@ -110,8 +110,7 @@ def register(module: str, name: str) -> None:
         # If a notebook defines a class again or a module is reloaded, gin would refuse the name, which is taken.
         with gin.unlock_config(), contextlib.ExitStack() as stack:
             if selector in _REGISTERED:
-                gin.enter_interactive_mode()
-                stack.callback(gin.exit_interactive_mode)
+                stack.enter_context(gin_internals.redefining())
             gin.external_configurable(part, name=name, module=module)
         _REGISTERED[selector] = module, name
 

@@ -5,6 +5,7 @@ Each function looks up names when it is called. If a name is missing, `import al
 work; only reading a configuration raises `GinChanged`.
 """
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -52,6 +53,24 @@ def keep_sentences() -> None:
         append(exception, message)
 
     importlib.import_module("gin.utils").augment_exception_message_and_reraise = append_to_others  # type: ignore[attr-defined]
+
+
+def allow_redefinitions() -> None:
+    """Lets gin accept a class that is defined again, in a notebook, where a cell may be executed several times."""
+    if hasattr(builtins, "__IPYTHON__"):
+        gin.enter_interactive_mode()
+
+
+@contextlib.contextmanager
+def redefining() -> Iterator[None]:
+    """Within the context, a configurable may replace another one of the same name."""
+    was_allowed = _name_of("_INTERACTIVE_MODE")
+    gin.enter_interactive_mode()
+    try:
+        yield
+    finally:
+        if not was_allowed:
+            gin.exit_interactive_mode()
 
 
 def config_text() -> str:

@@ -1,5 +1,6 @@
 """gin's private names are used in one module only, and code that does not need them works without them."""
 
+import builtins
 import contextlib
 import functools
 import re
@@ -68,3 +69,24 @@ def test_moved_gin_internals_affect_only_configurations(tmp_path, monkeypatch, c
         alfish.load(tmp_path / "run")
     with contextlib.closing(alfish.Trainer(tmp_path / "run", **parts, num_iterations=1, device="cpu")) as trainer:
         assert trainer.load_policy() == 8
+
+
+def test_a_class_may_be_defined_again_in_a_notebook(monkeypatch):
+    def define():
+        return gin.configurable(module="notebook")(type("Cell", (), {"__init__": lambda self, size=1: None}))
+
+    gin_internals.allow_redefinitions()
+    define()
+    with pytest.raises(ValueError, match="already exists"):
+        define()
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    gin_internals.allow_redefinitions()
+    try:
+        assert gin.get_configurable("notebook.Cell") is not define()
+        with gin_internals.redefining():
+            pass
+        define()  # still allowed
+    finally:
+        gin.exit_interactive_mode()
+    with pytest.raises(ValueError, match="already exists"):
+        define()
