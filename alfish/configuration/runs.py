@@ -108,7 +108,7 @@ def train(
     environment: Any = None,
     *,
     root_dir: str | Path,
-    conf: str | None = None,
+    conf: str | Path | None = None,
     on_config_change: str = "stop",
     policy: str | None = None,
     **settings: Any,
@@ -163,7 +163,7 @@ def train(
         makes_all = getattr(environment, "func", environment) in (make_environment, make_games)
         named["Trainer.environment" if makes_all else "make_environment.env_id"] = environment
     named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
-    file = conf if conf is not None else algorithm if isinstance(algorithm, str) else None
+    file = str(conf) if conf is not None else algorithm if isinstance(algorithm, str) else None
     files = [] if file is None else [locating.file_of(file)]
     bindings, objects, own = description.as_bindings(named)
     for name in own:

@@ -96,6 +96,14 @@ def named(origin: str) -> Iterator[None]:
         raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from None
 
 
+def _unbound(name: str) -> str:
+    """Returns a sentence about a parameter `Class.name` that has no value."""
+    owner, _, parameter = name.partition(".")
+    if errors.is_command():
+        return f"@{owner}() requires a value for {name}; bind {name}"
+    return f'{owner} requires a value for {parameter}; give **{{"{name}": ...}}'
+
+
 @contextlib.contextmanager
 def complete(reading: Reading) -> Iterator[None]:
     """Turns two kinds of errors of gin's calls into UsageErrors.
@@ -116,7 +124,7 @@ def complete(reading: Reading) -> Iterator[None]:
         owner = re.search(r"In call to configurable '([\w.]+)'", str(error))
         if unsupplied and owner:
             name = f"{owner[1].rpartition('.')[2]}.{unsupplied[1]}"
-            raise UsageError(f"@{name.partition('.')[0]}() requires a value for {name}; bind {name}") from None
+            raise UsageError(_unbound(name)) from None
         if not passed_on:
             raise
         one = passed_on[-1]

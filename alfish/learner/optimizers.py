@@ -41,7 +41,7 @@ def make_optimizer(factory: Callable[..., Optimizer], parameters: Sequence[torch
     if isinstance(made, torch.optim.Optimizer):
         raise UsageError(
             f"Learner.optimizer made a {type(made).__name__} of torch; use Learner.optimizer = @TorchOptimizer, with "
-            "TorchOptimizer.optimizer = 'AdamW' or your class"
+            "TorchOptimizer.optimizer = 'AdamW' or your class (in Python functools.partial(TorchOptimizer, 'AdamW'))"
         )
     missing = [name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
     if missing:

@@ -78,6 +78,15 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
+OBJECT = "an object, made by @...()"
+SCHEDULE = "a schedule such as @Linear()"
+# Words that a message about a Python call has in place of words about gin.
+IN_PYTHON = {
+    WORDS[collections.abc.Callable]: "a class or function",
+    WORDS[str]: "a text",
+    OBJECT: "an object",
+    SCHEDULE: "a schedule such as Linear(3e-4, 0.0)",
+}
 # Function of a value and a kind. Returns whether the value is a reference to an object of this kind; None if the value
 # is not a reference.
 # `configuration.wrong_kinds` has such a function for gin's references.
@@ -91,7 +100,9 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
         return f"it requires an object: write {value.__name__}(...)"
     if not any(_fits(value, kind, refers) for kind in kinds):
         words = wanted(value, kinds, refers)
-        return words if is_command() else words.replace(WORDS[collections.abc.Callable], "a class or function")
+        for in_gin, in_python in () if is_command() else IN_PYTHON.items():
+            words = words.replace(in_gin, in_python)
+        return words
     if refers(value, Any) is None and callable(value) and not inspect.isclass(value):
         return _schedule_mistake(value, kinds)
     return None
@@ -267,7 +278,11 @@ def _list_words(sequence: Any) -> str:
 
 
 def _alternatives(kinds: Iterable[Any]) -> str:
-    return " or ".join(dict.fromkeys(_plain_words(kind) or "an object, made by @...()" for kind in kinds))
+    kinds = list(kinds)
+    words = [_plain_words(kind) or OBJECT for kind in kinds]
+    if takes_schedule(kinds):  # a function or an object
+        words = [SCHEDULE if one in (OBJECT, WORDS[collections.abc.Callable]) else one for one in words]
+    return " or ".join(dict.fromkeys(words))
 
 
 def _plain_words(kind: Any) -> str | None:

@@ -1,5 +1,6 @@
 """Builds and loads the networks of a policy, an algorithm and its transforms, and passes rows of unrolls to them."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def make_networks(
     Raises:
       UsageError: a factory makes an object of the wrong class, or an object that breaks its contract.
     """
+    if inspect.isclass(algorithm) and not issubclass(algorithm, RLAlgorithm):
+        raise UsageError(f"Trainer.algorithm is {algorithm.__name__}, which is not derived from RLAlgorithm")
     chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
     specs = chain.observation_spec, action_spec, chain.reward_spec
     made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)

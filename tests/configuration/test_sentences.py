@@ -126,8 +126,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_type(refused, tmp_path):
         ("PPO.normalize_advantage = 'yes'", "it must be True or False"),
         (
             "Learner.learning_rate = 'fast'",
-            "it must be a number of at least 0 or a reference (@...) or an object, made by @...() or a dict, each "
-            "value a",
+            "it must be a number of at least 0 or a schedule such as @Linear() or a dict, each value a",
         ),
         ("Trainer.unroll_length = 'a'", "it must be a number"),
         ("Trainer.seed = 'a'", "it must be an integer in [0, 922"),

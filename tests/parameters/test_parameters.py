@@ -75,9 +75,9 @@ def test_a_wrong_value_is_refused_with_the_accepted_values():
             NonNegativeFloat | Schedule,
             [0, Linear(1.0)],
             [-1],
-            "it must be a number of at least 0 or a class or function",
+            "it must be a number of at least 0 or a schedule such as Linear(3e-4, 0.0)",
         ),
-        (Spaces | None, [Spaces()], [(), Spaces], "it must be an object, made by @...() or None"),
+        (Spaces | None, [Spaces()], [(), Spaces], "it must be an object or None"),
         (Sequence[alfish.Listener], [[Evaluate()]], [[Evaluate], [3]], "it must be a list"),
         (Sequence[Metric], [[AverageReturn()], ()], [[3], [AverageReturn], 3], "it must be a list"),
     ):
@@ -120,12 +120,12 @@ def test_numbers_of_another_kind_stay_as_they_are():
     assert function(array) is array
 
 
-def test_a_plain_call_reports_the_accepted_values():
+def test_a_plain_call_reports_the_accepted_values(tmp_path):
     for build, words in (
         (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it must be a number in [0, 1]"),
         (
             lambda: PPO(*SPECS, clip_range=-1),
-            "PPO.clip_range is -1; it must be a positive number or a class or function",
+            "PPO.clip_range is -1; it must be a positive number or a schedule such as Linear(3e-4, 0.0)",
         ),
         (lambda: PPO(*SPECS, clip_range=Linear), "it requires an object: write Linear(...)"),
         (lambda: PPO(*SPECS, clip_range=lambda: 0.2), "it must be a positive number, or a function of progress"),
@@ -152,10 +152,14 @@ def test_a_plain_call_reports_the_accepted_values():
             lambda: make_environment("CartPole-v1", vectorization="x"),
             "make_environment.vectorization is 'x'; it must be",
         ),
-        (lambda: alfish.train("PPO", "x", root_dir=None), "train.root_dir is None; it must be text in quotes"),
-        (lambda: alfish.train(conf=3, root_dir="x"), "train.conf is 3; it must be text in quotes or None"),
-        (lambda: alfish.load(None), "load.root_dir is None; it must be text in quotes"),
-        (lambda: alfish.load("x", 1.5), "load.checkpoint is 1.5; it must be text in quotes or an integer"),
+        (lambda: alfish.train("PPO", "x", root_dir=None), "train.root_dir is None; it must be a text"),
+        (lambda: alfish.train(conf=3, root_dir="x"), "train.conf is 3; it must be a text or None"),
+        (lambda: alfish.load(None), "load.root_dir is None; it must be a text"),
+        (lambda: alfish.load("x", 1.5), "load.checkpoint is 1.5; it must be a text or an integer"),
+        (
+            lambda: alfish.train(torch.nn.Bilinear, "CartPole-v1", num_env_steps=8, root_dir=tmp_path / "x"),
+            "Trainer.algorithm is Bilinear, which is not derived from RLAlgorithm",
+        ),
         (lambda: Evaluate(period=-1), "Evaluate.period is -1; it must be an integer of at least 0"),
         (lambda: Adam([], betas=(0.9, 1.0)), "Adam.betas is (0.9, 1.0); it must be a list of 2, each entry a"),
         (
