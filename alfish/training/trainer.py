@@ -90,7 +90,8 @@ class Trainer:
         first, then evaluations, other listeners, and savers of checkpoints. Extra listeners come last of their kind.
       unroll_length: number of vector steps in an iteration. Off-policy, it may be a fraction: 0.25 means one step in
         four iterations. 0 means all rows that an asynchronous unroller has ready.
-      num_env_steps: budget in environment steps of all environments together.
+      num_env_steps: budget in environment steps of all environments together; the iteration that reaches it is
+        completed. The first rows of episodes are not steps, so an iteration has fewer steps than rows.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
       wall_seconds: budget in seconds of training, over all resumes. In addition to another budget, it is a time limit:
