@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from typing import NamedTuple
 
 from alfish.errors import RunError
@@ -208,6 +209,8 @@ def main(trainer_fd: int, program: str) -> None:
     worker = importlib.import_module(program)
     gc.collect()
     gc.freeze()  # garbage collection in workers does not copy shared pages
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's would unregister its operations at the end of each worker
     fds = _serve(socket.socket(fileno=trainer_fd))
     if not fds:
         os._exit(0)  # skips the interpreter's clean-up, which would delay the end of the workers

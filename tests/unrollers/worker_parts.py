@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import gymnasium
 import numpy as np
@@ -373,6 +374,8 @@ class Leaving(Stamped):
         self._closing, self._itself = _Remaining(path, "finalizer"), self  # kept by a reference cycle alone
         threading.Thread(target=self._wait, args=(self._closed, path)).start()
         atexit.register(_add_line, path, "exit function")
+        inherited = [each for each in weakref.finalize._registry if each.atexit]
+        weakref.finalize(Leaving, _add_line, path, "weak reference" if not inherited else str(inherited))
         sys.stdout.write("out")
         Leaving.remains = _Remaining(path)
 
