@@ -112,12 +112,27 @@ def test_optional_packages_import_public_modules_and_the_core_imports_them_where
     assert [each for module, path in PATHS.items() for each in complaints(module, parse(path))] == []
 
 
-def test_building_a_trainer_loads_no_optional_package():
-    program = "import sys, alfish.training.trainer, alfish.configuration.runs; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+@pytest.fixture(scope="module")
+def loaded():
+    """Modules that a program has loaded after a Trainer's imports, and after it imported the workers on Ray too."""
+    program = """
+import sys, alfish.training.trainer, alfish.configuration.runs
+print(*sys.modules)
+import alfish.unrollers.ray
+print(*sys.modules)
+"""
+    lines = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    return [line.split() for line in lines.splitlines()]
+
+
+def test_building_a_trainer_loads_no_optional_package(loaded):
     # `open_source` lists the schemes of recorded data, and recognizes files of other libraries.
     listed = [f"alfish.offline.sources{name}" for name in ("", ".recognition", ".source_files")]
-    assert sorted(module for module in loaded if optional_package_of(module)) == listed
+    assert sorted(module for module in loaded[0] if optional_package_of(module)) == listed
+
+
+def test_ray_is_imported_where_workers_start_and_not_before(loaded):
+    assert "alfish.unrollers.ray" in loaded[1] and "ray" not in loaded[1]
 
 
 def test_every_listed_module_exists_and_is_imported():

@@ -32,11 +32,6 @@ INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not INSTALLED, reason="the extra 'ray' is not installed")
 
 
-def test_ray_is_not_imported_by_default():
-    code = "import sys, alfish, alfish.unrollers.ray; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_a_host_imports_no_torch_which_takes_seconds():
     code = "import sys, alfish.processes.host; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
