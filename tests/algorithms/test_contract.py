@@ -11,6 +11,7 @@ import inspect
 import pickle
 import pkgutil
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -31,6 +32,19 @@ from alfish.networks import ActorCritic
 from alfish.transforms import Transforms
 
 T, B = 4, 3
+SIZES = {
+    "MLP.layers": (8, 8),
+    "CriticEnsemble.layers": (8, 8),
+    "SmallCNN.channels": (4, 4),
+    "SmallCNN.output_size": 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_networks():
+    """Most of the time would be spent on building networks of the default sizes, and on comparing their parameters."""
+    for name, value in SIZES.items():
+        gin.bind_parameter(name, value)
 
 
 def as_it_is(value):
