@@ -1,6 +1,7 @@
 """What every test starts from."""
 
 import gc
+import logging
 import os
 import sys
 
@@ -29,6 +30,9 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    for logger in logging.getLogger().manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True  # else pytest adds its handlers to each logger of torch, six times a test
     torch = sys.modules.get("torch")
     if torch and not torch.accelerator.is_available():
         # Without a device, the original only formats the call stack for each kind of device: 4 % of the tests' time.
