@@ -710,8 +710,8 @@ def test_first_iteration_needs_every_row_of_an_unroll():
 def test_few_tensors_are_kept_between_rare_summaries():
     learner = Learner(_Regression(lambda self, experience, info: LossInfo(info)), optimizer=SGD, learning_rate=0.0)
     num_tensors = []
-    for _ in range(3):
-        for _ in range(100):
+    for _ in range(2):
+        for _ in range(120):
             learner.train([_chunk([1.0])], summarize=False)
         gc.collect()  # else those of earlier tests disappear meanwhile
         num_tensors.append(sum(isinstance(found, torch.Tensor) for found in gc.get_objects()))
