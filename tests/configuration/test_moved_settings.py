@@ -98,7 +98,7 @@ def test_a_moved_setting_is_refused_with_its_new_class(binding, words):
 
 def test_a_run_of_an_earlier_version_is_evaluated_and_continued(tmp_path):
     run, bindings = tmp_path / "run", ["MLP.layers = (8,)", "CriticEnsemble.layers = (8,)"]
-    bindings += ["ReplayBatches.updates_per_env_step = 0.1", "Trainer.num_env_steps = 600"]
+    bindings += ["ReplayBatches.updates_per_env_step = 0.1", "Trainer.num_env_steps = 600", "Evaluate.num_episodes = 1"]
     flags = [f"--gin_param={binding}" for binding in bindings]
     assert main(["train", "--gin_file=redq_pendulum.gin", f"--root_dir={run}", *flags]) == 0
     config = run / "config.gin"
