@@ -649,8 +649,8 @@ def test_the_first_batch_of_a_memory_with_stacked_frames_waits_for_a_state_with_
     replay |= EACH_STEP
     stack = [functools.partial(FrameStack, num_frames=2)]
     options = {"unroll_length": unroll_length, "environment": endless, "transforms": stack}
-    stop_after(make(tmp_path, name, replay, num_iterations=12, **options), 12)
-    assert make(tmp_path, name, replay, num_iterations=30, **options).train().updates > 20
+    stop_after(make(tmp_path, name, replay, num_iterations=6, **options), 6)
+    assert make(tmp_path, name, replay, num_iterations=14, **options).train().updates > 20
 
 
 endless = functools.partial(
