@@ -36,6 +36,7 @@ from alfish.networks import (
     LSTM,
     MLP,
     ActorCritic,
+    CriticEnsemble,
     AttentionWindow,
     MinGRU,
     PredictiveCritic,
@@ -113,13 +114,14 @@ def test_a_resumed_actor_critic_run_is_bit_identical(tmp_path):
 
 def test_a_resumed_run_with_an_aligned_replay_is_bit_identical(tmp_path):
     replay = {"capacity": 160, "batch_size": 8, "window_length": 3, "warmup_env_steps": 24, "updates_per_env_step": 0.2}
+    mlp, critic = functools.partial(MLP, layers=(8,)), functools.partial(CriticEnsemble, layers=(8,))
     make_sac = functools.partial(
         make,
         env_id=TensorPointMass,
         env_kwargs={"length": 6, "autoreset": "same_step"},
         unroll_length=3,
         num_iterations=40,
-        algorithm=SAC,
+        algorithm=functools.partial(SAC, actor_mlp=mlp, critic=critic),
         batches=functools.partial(ReplayBatches, **replay, buffer=AlignedRingBuffer),
     )
     whole = make_sac(tmp_path / "whole")
