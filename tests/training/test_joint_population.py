@@ -164,7 +164,7 @@ def test_results_of_a_copy_begin_again(tmp_path):
 def test_new_policies_have_their_own_value_kept_policies_the_configured_one(tmp_path):
     gin.parse_config(f"{RATE} = 0.5\np1/{RATE} = 2e-3\nPPO.gamma = 0.97")
     population = JointPopulation({RATE: "1e-3..1e-2", "PPO.gamma": "0.9..0.99"}, period=200, keeps="p0")
-    trainer = trainer_of(tmp_path, population)
+    trainer = trainer_of(tmp_path, population, num_iterations=6)
     trainer.train()
     first = {row["member"]: row for row in rows_of(tmp_path) if row["generation"] == "0"}
     assert (first["p0"][RATE], first["p0"]["PPO.gamma"], first["p1"][RATE]) == ("0.5", "0.97", "0.002")
@@ -179,7 +179,9 @@ def test_a_perturbed_list_entry_affects_the_copy(tmp_path):
     environment = functools.partial(make_games, Kept, num_games=4, rewards=rewards)
     name = "PPO.reward_weights[1]"
     population = JointPopulation({name: "0.01..1"}, "metrics/average_return/time", period=200)
-    trainer = trainer_of(tmp_path, population, listeners=[CheckpointSaver()], environment=environment)
+    trainer = trainer_of(
+        tmp_path, population, listeners=[CheckpointSaver()], environment=environment, num_iterations=6
+    )
     trainer.train()
     assert any(row["parent"] not in ("", row["member"]) for row in rows_of(tmp_path))
     for member in trainer.unroller.members:
@@ -212,7 +214,7 @@ def test_policies_are_compared_by_evaluations(tmp_path):
 
 def test_agents_of_their_own_are_groups_of_their_own(tmp_path):
     policies = {"x": ("a", 2), "y0": ["b", "c"], "y1": ["b", "c"]}
-    trainer = trainer_of(tmp_path, POPULATION(share=0.5), policies=policies)
+    trainer = trainer_of(tmp_path, POPULATION(share=0.5), policies=policies, num_iterations=6)
     trainer.train()
     assert {row["parent"][:1] for row in rows_of(tmp_path) if row["member"].startswith("x")} == {"", "x"}
     assert {row["parent"][:1] for row in rows_of(tmp_path) if row["member"].startswith("y")} == {"", "y"}
