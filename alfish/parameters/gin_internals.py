@@ -234,8 +234,9 @@ def referred() -> list[Key]:
     return [reference.config_key for reference in _name_of("iterate_references")(bindings())]
 
 
-def statements(text: str) -> Iterator[Any]:
-    """Yields the statements of a configuration; references and macros in them are plain text.
+@functools.lru_cache(maxsize=16)  # opening a run reads its configuration several times
+def statements(text: str) -> tuple[Any, ...]:
+    """Returns the statements of a configuration; references and macros in them are plain text.
 
     Raises:
       SyntaxError, tokenize.TokenError: the text is not gin.
@@ -246,7 +247,7 @@ def statements(text: str) -> Iterator[Any]:
         (_name_of("ParserDelegate", "gin.config_parser"),),
         {"configurable_reference": lambda self, name, evaluate: name, "macro": lambda self, name: name},
     )
-    yield from _name_of("ConfigParser", "gin.config_parser")(text, unresolved())
+    return tuple(_name_of("ConfigParser", "gin.config_parser")(text, unresolved()))
 
 
 def is_include(statement: Any) -> bool:
