@@ -36,7 +36,7 @@ from alfish.unrollers import AsyncUnroller, SyncUnroller
 TORSO = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
 MEMORY = functools.partial(TORSO, memory=functools.partial(GRU, size=6))
 EXPERT = {"num_env_steps": 64, "unroll_length": 16, "MLP.layers": (8,), "EpochBatches.num_epochs": 1}
-EXPERT["make_environment.num_envs"] = 1
+EXPERT |= {"make_environment.num_envs": 1, "Evaluate.num_episodes": 1}
 
 
 @pytest.fixture(scope="module")
