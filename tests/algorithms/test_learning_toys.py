@@ -91,7 +91,7 @@ def seeds(names, *fast, slow=()):
 
 @seeds("action", "discrete", "box", slow=["multi_discrete", "multi_binary"])
 def test_ppo_solves_the_bandit(tmp_path, action, seed):
-    trainer = _trainer(tmp_path, partial(Bandit, action), seed, 20, **PPO_SETTINGS)
+    trainer = _trainer(tmp_path, partial(Bandit, action), seed, 12, **PPO_SETTINGS)
     assert _evaluate(trainer) < 3.5
     trainer.train()
     assert _evaluate(trainer) > 3.7
@@ -116,7 +116,7 @@ def test_a2c_solves_the_bandit(tmp_path, action, seed):
     ],
 )
 def test_appo_solves_the_bandit_from_old_rows(tmp_path, name, action, seed):
-    settings, num_iterations = {"appo": (APPO_SETTINGS, 40), "impala": (IMPALA_SETTINGS, 300)}[name]
+    settings, num_iterations = {"appo": (APPO_SETTINGS, 20), "impala": (IMPALA_SETTINGS, 200)}[name]
     trainer = _trainer(tmp_path, partial(Bandit, action), seed, num_iterations, unroller=Lagging, **settings)
     trainer.train()
     assert _evaluate(trainer) > 3.7
@@ -126,14 +126,14 @@ def test_appo_solves_the_bandit_from_old_rows(tmp_path, name, action, seed):
 def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
     settings = PPO_SETTINGS | {"algorithm": partial(PPO, network=_network(image=Flat), gamma=0.5, lambda_=0.5)}
     environment = partial(NestedBandit, nested_action, image_size=8)
-    trainer = _trainer(tmp_path, environment, seed, 30, **settings)
+    trainer = _trainer(tmp_path, environment, seed, 14, **settings)
     trainer.train()
     assert _evaluate(trainer) > 3.7
 
 
 @seeds("name", "ppo", slow=["a2c", "appo"])
 def test_truncated_unit_rewards_are_worth_1_over_1_minus_gamma(tmp_path, name, seed):
-    of_name = {"ppo": (PPO_SETTINGS, 50), "a2c": (A2C_SETTINGS, 150), "appo": (APPO_SETTINGS, 50)}
+    of_name = {"ppo": (PPO_SETTINGS, 20), "a2c": (A2C_SETTINGS, 150), "appo": (APPO_SETTINGS, 50)}
     settings, num_iterations = of_name[name]
     cls = settings["algorithm"].func
     algorithm = partial(cls, network=_network(), gamma=0.9)

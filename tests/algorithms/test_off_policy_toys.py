@@ -57,7 +57,7 @@ def train(root_dir, algorithm, env_id, env_kwargs, seed, num_env_steps, num_envs
 def test_the_bandit_is_solved(tmp_path, name, action, best, seed):
     """4 rewards of at most 1 an episode; acting at random earns 1 (discrete) or about 1.5 (box)."""
     kwargs = {"action": action, "length": 4}
-    trainer = train(tmp_path, ALGORITHMS[name], Bandit, kwargs, seed, 1000, learning_rate=3e-3)
+    trainer = train(tmp_path, ALGORITHMS[name], Bandit, kwargs, seed, 800, learning_rate=3e-3)
     evaluator = trainer.evaluator(50)
     assert evaluator.evaluate(50).mean > best
 
