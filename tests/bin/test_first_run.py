@@ -149,7 +149,7 @@ def test_check_env_suggests_a_compiled_unroller_for_environments_in_tensors(hard
     said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in reversed(out.splitlines())}
     assert "PPO (ppo_tensor.gin), PPO (ppo.gin), SAC" in said["next"]
     assert said["next"].endswith("Begin with ppo_tensor.gin: it compiles steps, policy and updates")
-    settings = {"CompiledUnroller.compile": False, "EpochBatches.num_epochs": 1}
+    settings = {"CompiledUnroller.compile": False, "Learner.compile": False, "EpochBatches.num_epochs": 1}
     short = [f"--gin_param={name}={value}" for name, value in settings.items()]
     assert main([*shlex.split(said["command"].replace("=500000", "=256"))[1:], *short]) == 0
     assert (tmp_path / "runs" / "ppo_tensor_cartpole_v1" / "done").is_file()
