@@ -131,7 +131,7 @@ def test_transforms_observe_each_row_once_and_in_order(tmp_path, make, length):
         transforms=[Observing, functools.partial(RewardNormalizer, gamma=0.5)],
         policies="each",
         unroll_length=length,
-        num_iterations=30,
+        num_iterations=90 // length,
         listeners=[],
     )
     Observing.rows.clear()

@@ -8,6 +8,7 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -70,6 +71,11 @@ class FarIsaacLab(IsaacLab):
     def __init__(self, num_envs, length):
         super().__init__(TASK, num_envs)
         self.action_space = FarSimulator.action_space
+
+
+@pytest.fixture(autouse=True)
+def small_networks():
+    gin.parse_config("MLP.layers = (8,)\nCriticEnsemble.layers = (8,)")
 
 
 @pytest.fixture
