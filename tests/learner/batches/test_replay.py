@@ -96,14 +96,14 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
     """Resets in between make steps that are no environment steps: episodes have 20 actions."""
     trainer = make(
         tmp_path, num_envs=num_envs, replay={"updates_per_env_step": ratio, "warmup_env_steps": 11},
-        unroll_length=unroll_length, num_env_steps=100, env_kwargs={"length": 20},
+        unroll_length=unroll_length, num_env_steps=60, env_kwargs={"length": 20},
     )  # fmt: skip
     num_iterations = 0
     for report in run(trainer):
         num_iterations += 1
         assert report.updates == max(0, math.floor(Fraction(ratio) * (report.env_steps - 11)))
         assert trainer.clock.updates == len(trainer.algorithm.batches)
-    assert report.env_steps >= 100
+    assert report.env_steps >= 60
     # Vector steps: 0.5 is one every other iteration. Each episode of 20 actions has one more row.
     vector_steps = num_iterations * unroll_length
     assert abs(vector_steps * num_envs * 20 / 21 - report.env_steps) <= (unroll_length + 1) * num_envs
@@ -153,7 +153,7 @@ def minibatches(chunk):
 )
 def test_reported_iterations_equal_yielded_iterations(tmp_path, ratio, window_length, unroll_length, num_envs):
     trainer = make(
-        tmp_path, num_envs=num_envs, unroll_length=unroll_length, num_env_steps=200, env_kwargs={"length": 1000},
+        tmp_path, num_envs=num_envs, unroll_length=unroll_length, num_env_steps=100, env_kwargs={"length": 1000},
         replay={"updates_per_env_step": ratio, "window_length": window_length, "warmup_env_steps": 12},
     )  # fmt: skip
     updates = [report.updates for report in run(trainer) if report.env_steps >= 12]
@@ -182,7 +182,7 @@ def test_another_ratio_counts_from_where_a_run_continues(ratio):
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1 / 3, 0.7, 1.1])
 def test_inexact_update_ratios_lose_no_update(tmp_path, ratio):
-    trainer = make(tmp_path, replay={"updates_per_env_step": ratio}, num_env_steps=130)
+    trainer = make(tmp_path, replay={"updates_per_env_step": ratio}, num_env_steps=105)
     for report in run(trainer):
         steps = max(0, report.env_steps - 10)
         assert report.updates == math.floor(Fraction(ratio).limit_denominator(10) * steps)
@@ -409,7 +409,8 @@ def test_only_warm_up_acts_uniformly_at_random(tmp_path):
 
 
 def test_random_boxes_are_uniform_between_their_bounds(tmp_path):
-    trainer = make(tmp_path, num_envs=4, replay={"capacity": 9000, "warmup_env_steps": 4000}, num_env_steps=4001)
+    replay = {"capacity": 9000, "warmup_env_steps": 4000}
+    trainer = make(tmp_path, num_envs=4, replay=replay, num_env_steps=4001, unroll_length=10)
     list(run(trainer))
     action = actions_in(trainer.batches.buffer)[0][:1000].flatten()
     assert action.min() >= -1 and action.max() <= 1 and abs(action.mean()) < 0.04
