@@ -177,7 +177,7 @@ def test_a_run_whose_compiler_is_slow_has_the_same_bits(recipe, tmp_path, monkey
 def test_policies_that_switch_in_the_same_iteration_wait_one_after_another(tmp_path, monkeypatch):
     monkeypatch.setattr(InThisProcess, "ready", False)
     game = functools.partial(make_games, Kept, num_games=2)
-    trainer, _ = run(tmp_path, "ppo", environment=game, policies="each", num_env_steps=1000)
+    trainer, _ = run(tmp_path, "ppo", environment=game, policies="each", num_env_steps=700)
     assert InThisProcess.num_waits == 3
     assert not any(member.learner.is_plain for member in trainer.unroller.members)
 
@@ -195,14 +195,16 @@ def test_updates_before_the_switch_are_plain_and_those_after_it_compiled(recipe,
     assert InThisProcess.num_closed == 2 and not trainer.learner.is_plain  # at the switch, and at the end
 
 
-@pytest.mark.parametrize("stop_at", [60, 80, slow(88), slow(120)])
-def test_runs_resumed_around_the_switch_are_bit_identical(stop_at, tmp_path):
-    whole, _ = run(tmp_path / "whole", "td3")
-    first, _ = run(tmp_path / "parts", "td3", stop_at=stop_at)
-    assert first.clock.updates == {60: 21, 80: 32, 88: 35, 120: 52}[stop_at]
-    rest, _ = run(tmp_path / "parts", "td3")
-    assert_equal(whole, rest)
-    assert InThisProcess.num_requests == (6 if stop_at == 60 else 4)
+@pytest.mark.parametrize("stops", [(60, 80), slow((88, 120))], ids=str)
+def test_runs_resumed_around_the_switch_are_bit_identical(stops, tmp_path):
+    whole, _ = run(tmp_path / "whole", "td3", num_env_steps=140)
+    for stop_at in stops:
+        InThisProcess.num_requests = 0
+        first, _ = run(tmp_path / str(stop_at), "td3", num_env_steps=140, stop_at=stop_at)
+        assert first.clock.updates == {60: 21, 80: 32, 88: 35, 120: 52}[stop_at]
+        rest, _ = run(tmp_path / str(stop_at), "td3", num_env_steps=140)
+        assert_equal(whole, rest)
+        assert InThisProcess.num_requests == (4 if stop_at == 60 else 2)
 
 
 def test_a_process_that_fails_leaves_updates_plain_after_one_warning(tmp_path, monkeypatch, caplog):
