@@ -159,7 +159,7 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
 def test_play_shows_another_run_beside_on_the_same_episodes(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "other")
     film = tmp_path / "films" / "both.mp4"
-    flags = [f"--root_dir={run}", "--num_episodes=2", "--max_length=30"]
+    flags = [f"--root_dir={run}", "--seed=4", "--num_episodes=2", "--max_length=40"]
     assert main(["play", *flags, f"--beside={tmp_path / 'other'}", f"--video={film}"]) == 0
     words = capsys.readouterr().out
     lengths = [int(found) for found in re.findall(r" in (\d+) steps", words)]
