@@ -209,7 +209,7 @@ def main(trainer_fd: int, program: str) -> None:
     worker = importlib.import_module(program)
     gc.collect()
     gc.freeze()  # garbage collection in workers does not copy shared pages
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):  # a name that Python may change
         finalizer.atexit = False  # torch's would unregister its operations at the end of each worker
     fds = _serve(socket.socket(fileno=trainer_fd))
     if not fds:
