@@ -224,7 +224,7 @@ class Spoiling(gymnasium.Env):
 
     def step(self, action):
         self._step += 1
-        bad = self._seed == 2 and self._step == 2
+        bad = self._seed == 2 and self._step == 3  # a policy that acts on it would refuse it
         return np.full(1, np.nan if bad else 0.5, np.float32), float(self._step), self._step == 3, False, {}
 
 gymnasium.register("Spoiling-v0", Spoiling)
