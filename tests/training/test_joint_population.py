@@ -179,9 +179,7 @@ def test_a_perturbed_list_entry_affects_the_copy(tmp_path):
     environment = functools.partial(make_games, Kept, num_games=4, rewards=rewards)
     name = "PPO.reward_weights[1]"
     population = JointPopulation({name: "0.01..1"}, "metrics/average_return/time", period=200)
-    trainer = trainer_of(
-        tmp_path, population, listeners=[CheckpointSaver()], environment=environment, num_iterations=6
-    )
+    trainer = trainer_of(tmp_path, population, listeners=[CheckpointSaver()], environment=environment, num_iterations=6)
     trainer.train()
     assert any(row["parent"] not in ("", row["member"]) for row in rows_of(tmp_path))
     for member in trainer.unroller.members:
