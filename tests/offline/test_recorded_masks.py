@@ -3,6 +3,7 @@
 import functools
 import json
 
+import gin
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -141,6 +142,7 @@ def recorded(with_masks, count=30):
 
 @pytest.mark.parametrize(("algorithm", "with_masks"), [(BC, True), (IQL, False)])
 def test_offline_training_takes_masks_from_the_data_or_adds_them(tmp_path, algorithm, with_masks):
+    gin.parse_config("MLP.layers = (32,)\nCriticEnsemble.layers = (32,)")
     source = recorded(with_masks)
     make = functools.partial(
         make_environment, functools.partial(MaskedIdentity, 6, 4, length=10), action_mask="info:action_mask"

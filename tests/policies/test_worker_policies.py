@@ -23,6 +23,7 @@ from alfish.environments.games import make_games
 from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
+from alfish.networks import MLP, CriticEnsemble
 from alfish.training.joint_population import JointPopulation
 from alfish.training.leagues import Snapshots
 from alfish.training.listeners import CheckpointSaver
@@ -78,7 +79,10 @@ def members_of(trainer):
     return {member.name: member for member in trainer.unroller.members}
 
 
-CASE = {"pole": (SAC, REPLAY), "cart": (APPO, EPOCHS)}
+SMALL_SAC = functools.partial(
+    SAC, actor_mlp=functools.partial(MLP, layers=(8,)), critic=functools.partial(CriticEnsemble, layers=(8,))
+)
+CASE = {"pole": (SMALL_SAC, REPLAY), "cart": (APPO, EPOCHS)}
 
 
 def test_policies_of_separate_environments_equal_lockstep_runs_of_their_own(tmp_path):

@@ -17,6 +17,7 @@ from alfish.data import AlgStep, StepType
 from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.networks import MLP, CriticEnsemble
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.borrowing_evaluator import BorrowingEvaluator
 from alfish.training.listeners import CheckpointSaver, Evaluate
@@ -25,7 +26,10 @@ from alfish.unrollers import AsyncUnroller, SyncUnroller
 
 B = 4
 ON_POLICY = PPO, functools.partial(EpochBatches, num_epochs=1, minibatch_size=B * 4), 4
-OFF_POLICY = SAC, functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=8), 1
+SMALL_SAC = functools.partial(
+    SAC, actor_mlp=functools.partial(MLP, layers=(8,)), critic=functools.partial(CriticEnsemble, layers=(8,))
+)
+OFF_POLICY = SMALL_SAC, functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=8), 1
 
 
 class Only(StampedSimulator):

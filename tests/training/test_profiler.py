@@ -13,6 +13,7 @@ from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.networks import MLP, CriticEnsemble
 from alfish.runs.timer import LOOP
 from alfish.training.listener import LISTENERS
 from alfish.training.listeners import CheckpointSaver, Evaluate
@@ -21,8 +22,12 @@ from alfish.training.profiler import Measured, Profile, advice
 from alfish.training.trainer import Trainer
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
+SMALL_SAC = functools.partial(
+    SAC, actor_mlp=functools.partial(MLP, layers=(8,)), critic=functools.partial(CriticEnsemble, layers=(8,))
+)
 
-def train(root_dir, listeners, algorithm=SAC, **options):
+
+def train(root_dir, listeners, algorithm=SMALL_SAC, **options):
     if algorithm is PPO:
         options["batches"] = functools.partial(EpochBatches, num_epochs=2)
     else:

@@ -39,7 +39,7 @@ from alfish.errors.user_code import CodeError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
-from alfish.networks import MLP, ActorCritic, Torso
+from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.parameters.schedules import Linear
 from alfish.runs import files, process_settings
 from alfish.runs.checkpoints import Checkpoints
@@ -906,7 +906,9 @@ def test_checkpoints_change_no_bits_of_training(tmp_path, algorithm):
             batches = functools.partial(
                 ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20, updates_per_env_step=0.5
             )
-            options = {"batches": batches, "unroll_length": 4, "algorithm": SAC, "num_iterations": 12}
+            mlp, critic = functools.partial(MLP, layers=(8,)), functools.partial(CriticEnsemble, layers=(8,))
+            sac = functools.partial(SAC, actor_mlp=mlp, critic=critic)
+            options = {"batches": batches, "unroll_length": 4, "algorithm": sac, "num_iterations": 12}
             trainer = make(tmp_path / name, "Pendulum-v1", listeners=listeners, **options)
         trainer.train()
         found.append([*trainer.algorithm.parameters(), *trainer.algorithm.buffers(), torch.rand(2)])

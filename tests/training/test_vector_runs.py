@@ -496,9 +496,10 @@ def test_recorded_vector_rewards_are_trained_on_and_others_refused(tmp_path, alg
     assert main(["record", f"--root_dir={tmp_path / 'run'}", "--num_episodes=5", f"--output={data}"]) == 0
     batches = functools.partial(OfflineBatches, functools.partial(OfflineBuffer, [f"alfish:{data}"]), batch_size=8)
     settings = {"batches": batches, "num_env_steps": None, "num_updates": 20, "unroll_length": 1}
+    algorithm = RECIPES["SAC"] if algorithm is SAC else algorithm
     trainer = trained(tmp_path / "offline", "SAC", algorithm=algorithm, **settings)
     assert torch.isfinite(parameters(trainer)).all()
-    if algorithm is SAC:
+    if algorithm is RECIPES["SAC"]:
         with pytest.raises(
             UsageError, match="the rewards of .* have 2 entries, but the environment's rewards have 1 entries"
         ):
