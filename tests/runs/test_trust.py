@@ -44,8 +44,12 @@ def forget():
     sys.path[:] = [one for one in sys.path if one != os.getcwd()]
 
 
+SHORT = {"EpochBatches.num_epochs": 1, "Evaluate.num_episodes": 1}
+
+
 def trained(*arguments):
     settings = ["--gin_file=ppo_cartpole.gin", "--gin_param=Trainer.num_env_steps=256", *arguments]
+    settings += [f"--gin_param={name}={value}" for name, value in SHORT.items()]
     task = "--gin_param=make_environment.env_id='lab_of_trust:made'"
     assert main(["train", "--root_dir=run", task, *settings]) == 0
     forget()
@@ -74,7 +78,7 @@ def test_the_users_own_run_needs_no_flag(lab, capsys):
 
 def test_a_run_that_python_trained_is_opened_without_a_flag(lab):
     sys.path.append(os.getcwd())
-    alfish.train("PPO", "lab_of_trust:made", root_dir="run", num_env_steps=256)
+    alfish.train("PPO", "lab_of_trust:made", root_dir="run", num_env_steps=256, **SHORT)
     forget()
     assert evaluated() == 0
 
