@@ -392,7 +392,16 @@ def moments(directory):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-FEW = ("ppo", "dqn", "sac")  # both kinds of batches, and several losses; tracing a memory's graph takes longest
+def plain(directory):
+    """Trains each algorithm with plain updates, saves its parameters, and returns what was trained."""
+    directory.mkdir(exist_ok=True)
+    columns = torch.arange(benchmark.NUM_COLUMNS).chunk(replicas.size())[replicas.rank()]
+    cases = [benchmark.Case(name, num_updates=20) for name in benchmark.ALGORITHMS]
+    torch.save([benchmark.trained(case, columns) for case in cases], directory / f"{replicas.rank()}.pt")
+    return cases
+
+
+FEW = ("ppo", "sac")  # both kinds of batches, and several losses; tracing a memory's graph takes longest
 
 
 def graphs(directory, algorithms=FEW):
@@ -627,6 +636,7 @@ SCENARIOS = {
     "stop": stop,
     "seconds": seconds,
     "moments": moments,
+    "plain": plain,
     "graphs": graphs,
     "other graphs": functools.partial(graphs, algorithms=[name for name in benchmark.ALGORITHMS if name not in FEW]),
     "failing graph": failing_graph,
