@@ -36,15 +36,15 @@ make_environment.num_envs = 8
 Trainer.unroller = @CompiledUnroller
 CompiledUnroller.compile = False
 Trainer.listeners = [@Evaluate(), @CheckpointSaver(), @Summaries()]
-Trainer.num_env_steps = 3000
-Trainer.unroll_length = 16
-Trainer.summary_period = 250
+Trainer.num_env_steps = 1000
+Trainer.unroll_length = 8
+Trainer.summary_period = 125
 MLP.layers = (8,)
 EpochBatches.minibatch_size = 64
 EpochBatches.num_epochs = 2
-Evaluate.period = 500
+Evaluate.period = 250
 Evaluate.num_episodes = 4
-CheckpointSaver.period = 128
+CheckpointSaver.period = 64
 """
 JOINT_POPULATION = """
 include 'dqn.gin'
