@@ -27,13 +27,13 @@ def test_the_table_has_each_conf_of_a_task():
 
 @pytest.mark.slow
 def test_three_confs_train_with_the_same_bits_as_before(capsys):
-    names = ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"]
-    status = fingerprints.main(["--check", *names])
-    printed = capsys.readouterr().out
-    if "not compared" in printed:
-        pytest.skip(printed.splitlines()[0])
-    assert status == 0, printed
-    assert printed.count("equal") == len(names)
+    for name in ("ppo_cartpole", "dqn_cartpole", "sac_mountaincar_continuous"):
+        status = fingerprints.main(["--check", name])
+        printed = capsys.readouterr().out
+        if "not compared" in printed:  # nor would the others be
+            pytest.skip(printed.splitlines()[0])
+        assert status == 0, printed
+        assert printed.count("equal") == 1
 
 
 def test_one_policy_is_named_where_a_conf_has_several(tmp_path):
