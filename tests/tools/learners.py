@@ -263,9 +263,9 @@ def sequences(directory):
     }
 
 
-def off_policy(directory, **options):
+def off_policy(directory, batches=REPLAY, **options):
     return make(
-        directory, TensorPointMass, {"length": 6}, 2, algorithm=SMALL_DDPG, batches=REPLAY, num_iterations=16,
+        directory, TensorPointMass, {"length": 6}, 2, algorithm=SMALL_DDPG, batches=batches, num_iterations=16,
         transforms=[ObservationNormalizer], **options,
     )  # fmt: skip
 
@@ -568,7 +568,7 @@ def mistakes(directory):
 
 def workers(directory):
     unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep", unroll_length=8)
-    trainer = off_policy(directory, unroller=unroller)
+    trainer = off_policy(directory, functools.partial(REPLAY, updates_per_env_step=0.125), unroller=unroller)
     report = trainer.train()
     return {
         "env_steps": report.env_steps,
@@ -597,7 +597,7 @@ def readiness(directory):
     replay = functools.partial(REPLAY, window_length=6)
     trainer = make(
         directory, SlowSecond, {}, 1, algorithm=DQN, transforms=[], unroller=unroller,
-        batches=replay, num_iterations=None, num_env_steps=600,
+        batches=replay, num_iterations=None, num_env_steps=300,
     )  # fmt: skip
     report = trainer.train()
     return {
