@@ -190,7 +190,7 @@ CASES = {
     ),
     "SAC": ("alfish/Pendulum-v1", SMALL_SAC, REPLAY, {}),
     "SAC, masks": (Rails, SMALL_SAC, REPLAY, MASKED),
-    "many": ("alfish/CartPole-v1", ppo(), functools.partial(EPOCHS, minibatch_size=8192), {"num_envs": 2048}),
+    "many": ("alfish/CartPole-v1", ppo(), functools.partial(EpochBatches, 1, 8192), {"num_envs": 2048}),
 }
 
 
