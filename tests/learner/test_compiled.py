@@ -1,7 +1,8 @@
 """Compiled updates: what the plain learner does, to float error and with the same random numbers, or the plain learner.
 
 To compile a graph takes seconds. Where the fixture `interpreted` is used, a graph is traced and run operation by
-operation, which takes milliseconds. PPO, DQN and SAC are compiled in `slow` tests, the others in `long` ones.
+operation, which takes milliseconds. PPO, SAC, and DQN with and without a memory are compiled in `slow` tests, the
+others in `long` ones.
 """
 
 import copy
@@ -336,8 +337,10 @@ def test_ppo_stops_as_it_did(really):
 LED = {"optimizer": ADAM, "learning_rate": KLAdaptive(1e-3, target=0.02), "max_grad_norm": 0.5}
 
 
-@slow
-def test_compiled_updates_follow_the_kl():
+@pytest.mark.parametrize("is_interpreted", [pytest.param(True, marks=slow), pytest.param(False, marks=long)])
+def test_compiled_updates_follow_the_kl(is_interpreted, request):
+    if is_interpreted:
+        request.getfixturevalue("interpreted")
     iterations = [chunks_of("measured ppo", 12, seed=k) for k in range(3)]
     plain, made = both("measured ppo", iterations, **LED)
     assert_alike(plain, made)
@@ -430,8 +433,17 @@ def test_a_memory_over_many_rows_runs_uncompiled(caplog):
     assert "compiling a memory over 40 rows takes minutes" in record.message
 
 
-@pytest.mark.parametrize("name", ["dqn with a MinGRU", "dqn with a window"])
-def test_parallel_memories_run_as_one_graph_over_many_rows(name, really, caplog):
+@pytest.mark.parametrize(
+    ("name", "is_interpreted"),
+    [
+        *((name, True) for name in ("dqn with a MinGRU", "dqn with a window")),
+        pytest.param("dqn with a window", False, marks=slow),
+        pytest.param("dqn with a MinGRU", False, marks=long),
+    ],
+)
+def test_parallel_memories_run_as_one_graph_over_many_rows(name, is_interpreted, request, caplog):
+    if is_interpreted:
+        request.getfixturevalue("interpreted")
     algorithm = make(name)
     steps = rows(algorithm, 40, 4, 0)
     action = nest.stack([specs.sample(algorithm.action_spec, 4) for _ in range(40)])
