@@ -254,7 +254,7 @@ def test_workers_in_lockstep_make_the_same_rows_twice(tmp_path):
         import test_gaps
         Trainer.environment = @Departures
         Departures.num_envs = 12
-        Trainer.num_env_steps = 2_000
+        Trainer.num_env_steps = 1_000
         Trainer.unroll_length = 32
         EpochBatches.minibatch_size = 128
         Trainer.unroller = @AsyncUnroller
