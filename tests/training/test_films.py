@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import weakref
 
 import gymnasium
@@ -195,7 +194,9 @@ def test_runs_side_by_side_need_a_film(run, refused, video):
 
 
 @pytest.mark.slow
-def test_custom_vector_classes_are_filmed_side_by_side(tmp_path):
+def test_custom_vector_classes_are_filmed_side_by_side(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_vector.py").write_text(
         "import gin\n"
         "from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv\n"
@@ -204,17 +205,10 @@ def test_custom_vector_classes_are_filmed_side_by_side(tmp_path):
         "    return CartPoleVectorEnv(num_envs=num_envs, render_mode=render_mode)\n"
     )
     (tmp_path / "own.gin").write_text("import own_vector\ninclude 'ppo.gin'\nmake_environment.env_id = @together\n")
-
-    def alfish_command(*words):
-        """Runs in a process of its own, because names in gin outlive the module."""
-        command = [sys.executable, "-m", "alfish", *words, "--root_dir=run"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
     settings = ["Trainer.num_env_steps=64", "Trainer.unroll_length=32", "Trainer.listeners=[@CheckpointSaver()]"]
-    assert alfish_command("train", "--gin_file=own.gin", *(f"--gin_param={one}" for one in settings)).returncode == 0
-    played = alfish_command("play", "--allow_import=own_vector", "--video=play.mp4", "--num_episodes=3")
-    assert played.returncode == 2
-    assert "runs all episodes at once; film them side by side (--grid), or film a single one" in played.stderr
+    assert main(["train", "--gin_file=own.gin", "--root_dir=run", *(f"--gin_param={one}" for one in settings)]) == 0
+    sentence = refused("play", "--root_dir=run", "--allow_import=own_vector", "--video=play.mp4", "--num_episodes=3")
+    assert "runs all episodes at once; film them side by side (--grid), or film a single one" in sentence
     assert not (tmp_path / "play.mp4").exists()
 
 
