@@ -149,7 +149,7 @@ def test_a_compiled_run_is_the_plain_run(way, tmp_path, request):
     if way == "interpreted":
         request.getfixturevalue("interpreted")
     settings = {"Encoder.leaves": {"": OneHotGrid}, "OneHotGrid.channels": (4,), "MLP.layers": (8,)}
-    settings |= {"num_iterations": 2, "unroll_length": 8, "Evaluate.num_episodes": 1}
+    settings |= {"num_iterations": 2, "unroll_length": 8, "EpochBatches.num_epochs": 2, "Evaluate.num_episodes": 1}
     networks = []
     for name, is_compiled in (("plain", False), ("made", True)):
         alfish.train("PPO", Symbols, root_dir=tmp_path / name, **settings, **{"Learner.compile": is_compiled})
