@@ -30,7 +30,7 @@ def test_three_confs_train_with_the_same_bits_as_before(capsys):
     for name in ("ppo_cartpole", "dqn_cartpole", "sac_mountaincar_continuous"):
         status = fingerprints.main(["--check", name])
         printed = capsys.readouterr().out
-        if "not compared" in printed:  # nor would the others be
+        if "not compared" in printed:  # the rows of all three are of one machine
             pytest.skip(printed.splitlines()[0])
         assert status == 0, printed
         assert printed.count("equal") == 1
