@@ -259,13 +259,13 @@ def test_a_run_of_one_policy_has_no_population(tmp_path):
 def test_a_population_lifts_the_policies_with_bad_learning_rates(tmp_path):
     """Each policy against an opponent that acts at random; two equal players of dash have 0."""
     found = {}
-    for name, population in (("alone", None), ("population", JointPopulation({RATE: "1e-6..1e-2"}, period=5_000))):
+    for name, population in (("alone", None), ("population", JointPopulation({RATE: "1e-6..1e-2"}, period=8_000))):
         gin.clear_config()
         gin.parse_config("Learner.compile = False\nEpochBatches.num_epochs = 4\nEpochBatches.minibatch_size = 128")
         for policy, rate in enumerate([1e-6, 3e-6, 2e-3, 1e-5]):
             gin.bind_parameter(f"p{policy}/{RATE}", rate)
-        environment = functools.partial(make_games, Dash, num_games=32)
-        given = {"batches": EpochBatches, "unroll_length": 32, "num_iterations": None, "num_env_steps": 40_000}
+        environment = functools.partial(make_games, Dash, num_games=16)
+        given = {"batches": EpochBatches, "unroll_length": 64, "num_iterations": None, "num_env_steps": 64_000}
         trainer = trainer_of(tmp_path / name, population, environment=environment, **given)
         trainer.train()
         members, lineup = trainer.unroller.members, trainer.unroller.lineup
