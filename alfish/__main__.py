@@ -90,7 +90,8 @@ def _run(name: str, module, rest: list[str]) -> int:
                 left = module.FLAGS([f"alfish {name}", *rest])[1:]
             except flags.Error as error:
                 words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # removes the second name of a boolean flag
-                if isinstance(error, flags.UnrecognizedFlagError) and "gin_param" in module.FLAGS:
+                is_unlike_flags = isinstance(error, flags.UnrecognizedFlagError) and "Did you mean" not in words
+                if is_unlike_flags and "gin_param" in module.FLAGS:
                     words += "; settings of classes are given as in --gin_param=PPO.gamma=0.98"
                 raise UsageError(f"{words}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):

@@ -19,7 +19,6 @@ from typing import Any
 
 import gin
 import numpy as np
-import torch
 
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
@@ -194,7 +193,7 @@ class GinWriter:
             value = value.tolist()
         if isinstance(value, numbers.Real) and type(value) is not bool:  # includes numpy's numbers
             value = int(value) if isinstance(value, numbers.Integral) else float(value)
-        elif isinstance(value, Path | torch.device):
+        elif isinstance(value, Path) or str(type(value)) == "<class 'torch.device'>":  # without an import of torch
             value = str(value)
         if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
             return repr(value)

@@ -11,6 +11,8 @@ from test_population_kills import assert_equal
 from alfish import nest
 from alfish.runs.checkpoints import Checkpoints
 
+NUM_KILLS = 3
+
 
 @pytest.fixture
 def native(tmp_path):
@@ -31,12 +33,12 @@ def metrics(directory):
     return found
 
 
-def assert_equal_runs(one, other, names, num_kills):
+def assert_equal_runs(one, other, names):
     for name in names:
         killed, whole = metrics(one / name), metrics(other / name)
         assert {step: killed[step] for step in whole} == whole, name
         # A run whose controller is killed ends as by SIGTERM: it saves, and writes a row where it was.
-        assert len(killed) - len(whole) <= num_kills
+        assert len(killed) - len(whole) <= NUM_KILLS
         evaluations = [
             {path.name: path.read_bytes() for path in (root / name / "eval").iterdir()} for root in (one, other)
         ]
@@ -53,14 +55,13 @@ def same(a, b):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_equals_an_uninterrupted_one(native, tmp_path):
-    """Its controller and its run are killed together; a population is killed in the other ways too."""
-    flags = "--sampler=random", "--trials=1", "--jobs=1", "--search=Learner.learning_rate=log(1e-4, 1e-2)"
-    victims = kill("sweep", native, tmp_path / "killed", 1, 1000, *flags)
+def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(native, tmp_path):
+    flags = "--sampler=random", "--trials=2", "--jobs=1", "--search=Learner.learning_rate=log(1e-4, 1e-2)"
+    victims = kill("sweep", native, tmp_path / "killed", NUM_KILLS, 2 * 1000, *flags)
     run("sweep", native, tmp_path / "whole", *flags)
     assert table_of(tmp_path / "killed") == table_of(tmp_path / "whole")
-    assert_equal_runs(tmp_path / "killed", tmp_path / "whole", ["000"], 1)
-    assert len(victims) == 1
+    assert_equal_runs(tmp_path / "killed", tmp_path / "whole", ["000", "001"])
+    assert len(victims) == NUM_KILLS
     assert_nothing_is_left(tmp_path / "killed")
 
 
@@ -68,12 +69,12 @@ def test_a_killed_sweep_equals_an_uninterrupted_one(native, tmp_path):
 def test_a_population_killed_three_times_equals_an_uninterrupted_one(native, tmp_path):
     rate = "--perturb=Learner.learning_rate=1e-4..1e-2"
     flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=1", rate
-    victims = kill("population", native, tmp_path / "killed", 3, 6 * 500, *flags)
+    victims = kill("population", native, tmp_path / "killed", NUM_KILLS, 6 * 500, *flags)
     run("population", native, tmp_path / "whole", *flags)
     assert_equal(tmp_path / "killed", tmp_path / "whole")
     members = sorted(
         str(path.parent.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").glob("g*/m*/eval")
     )
-    assert_equal_runs(tmp_path / "killed", tmp_path / "whole", members, 3)
-    assert len(victims) == 3
+    assert_equal_runs(tmp_path / "killed", tmp_path / "whole", members)
+    assert len(victims) == NUM_KILLS
     assert_nothing_is_left(tmp_path / "killed")

@@ -57,6 +57,13 @@ POPULATION = functools.partial(JointPopulation, {RATE: "1e-6..1e-1", "PPO.entrop
 
 def test_the_worst_continue_from_the_best_with_perturbed_settings(tmp_path):
     trainer = trainer_of(tmp_path, POPULATION(), listeners=[CheckpointSaver()])
+    sources, rebuild = [], trainer.unroller.rebuild
+
+    def recorded(policy, bindings, parent):
+        sources.append((policy.name, parent.name))
+        rebuild(policy, bindings, parent)
+
+    trainer.unroller.rebuild = recorded
     report = trainer.train()
     rows = rows_of(tmp_path)
     last = max(int(row["generation"]) for row in rows)
@@ -64,6 +71,7 @@ def test_the_worst_continue_from_the_best_with_perturbed_settings(tmp_path):
     by_place = {(int(row["generation"]), row["member"]): row for row in rows}
     copies = [row for row in rows if row["parent"] not in ("", row["member"])]
     assert len({row["member"] for row in copies}) > 1
+    assert [pair for pair in sources if pair[0] != pair[1]] == [(row["member"], row["parent"]) for row in copies]
     for row in copies:
         before = int(row["generation"]) - 1
         values = {name: float(by_place[before, name]["value"]) for name in ("p0", "p1", "p2", "p3")}
