@@ -103,9 +103,10 @@ class JaxEnvironment(Simulator):
     def spread_first_episodes(self) -> None:
         """Shortens each current episode by a random number of steps below the time limit."""
         if self.time_limit is not None:
-            keys, clock, state = self._episodes
-            draw = self._jax.vmap(lambda key: self._jax.random.randint(key, (), 0, self.time_limit, clock.dtype))
-            self._episodes = keys, draw(keys), state
+            jax, (keys, clock, state) = self._jax, self._episodes
+            keys, drawing = jax.vmap(jax.random.split, out_axes=1)(keys)
+            draw = jax.vmap(lambda key: jax.random.randint(key, (), 0, self.time_limit, clock.dtype))
+            self._episodes = keys, draw(drawing), state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the keys, numbers of steps and states of the episodes: their leaves as tensors, by path."""
