@@ -19,8 +19,6 @@ from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
 
-# The word for an object without a name, such as a lambda, and its replacement in messages.
-UNNAMED = "undescribed", "Class"
 PLAIN = (int, float, str, bool, NoneType, Path)
 
 
@@ -154,7 +152,9 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
             return (
                 f"it requires {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
             )
-        sign, names = "", [name.rpartition(".")[2].replace(*UNNAMED) for name in names]
+        sign, names = "", [_in_python(f"@{name}") for name in names]
+        if any(" " in name for name in names):  # not a class, but a lambda or an object
+            return None
     written = ", ".join(f"{sign}{name}" + "()" * (not takes_classes) for name in names)
     if sequence:
         return f"it requires {noun}: write [{written}]"
@@ -163,9 +163,20 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
 
 def _written(value: Any) -> str:
     """Returns a bound value as the user wrote it; for a Python call, without gin's scopes and modules."""
-    if errors.is_command():
-        return repr(value)
-    return re.sub(r"@(?:[\w.]+/)*(?:\w+\.)*(\w+)", r"\1", repr(value)).replace(*UNNAMED)
+    return repr(value) if errors.is_command() else _in_python(repr(value))
+
+
+def _in_python(text: str) -> str:
+    """Returns a gin text in which each reference is the name that a Python program uses."""
+    return re.sub(r"@(?:([\w./]+)/)?(?:\w+\.)*(\w+)", _name_in_python, text)
+
+
+def _name_in_python(reference: re.Match[str]) -> str:
+    bound = gin_internals.bindings().get((reference[1], "alfish.undescribed"), {})
+    if reference[2] != "undescribed" or "what" not in bound:
+        return reference[2]
+    _, _, what = bound["what"].partition(" is ")
+    return what.rpartition(".")[2] if what.startswith("the local ") else what
 
 
 def _entries(value: Any) -> tuple[Any, ...]:

@@ -76,10 +76,16 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def named_kwargs(env_id: str | Callable[..., Any] | FuncEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Turns a constructor's TypeError about an unknown keyword argument into UsageError."""
+    """Turns a constructor's TypeError about an unknown or a missing argument into UsageError."""
     try:
         yield
     except TypeError as error:
+        name = re.escape(name_of(env_id))
+        if missing := re.match(rf"(?:\S+\.)?{name}(?:\.__init__)?\(\) missing .* arguments?: (.+)", str(error)):
+            values = ", ".join(f"{each}: ..." for each in re.findall(r"'\w+'", missing[1]))
+            raise UsageError(
+                f"{name_of(env_id)} requires {missing[1]}; give make_environment.env_kwargs = {{{values}}}"
+            ) from error
         if "unexpected keyword argument" not in str(error):
             raise
         if "'render_mode'" in str(error) and "render_mode" in kwargs:

@@ -112,6 +112,7 @@ def register(module: str, name: str) -> None:
             if selector in _REGISTERED:
                 stack.enter_context(gin_internals.redefining())
             gin.external_configurable(part, name=name, module=module)
+        gin_internals.yield_short_name(selector)  # else `Linear` would be ambiguous after a run with `torch.nn.Linear`
         _REGISTERED[selector] = module, name
 
 
@@ -242,6 +243,8 @@ class GinWriter:
         kind = "a lambda" if "<lambda>" in getattr(function, "__qualname__", "") else None
         if kind is None and hasattr(function, "__qualname__"):
             kind = f"the local {function.__qualname__}" if "<locals>" in function.__qualname__ else None
+        if inspect.isbuiltin(function):
+            kind = f"the function {function.__name__}"
         selector, scope = "alfish.undescribed", self._scope(name)
         what = f"{name} is {kind or f'an object of {type(function).__name__}'}"
         self._lines.append(f"{scope}/{selector}.what = {what!r}")

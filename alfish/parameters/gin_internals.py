@@ -21,6 +21,7 @@ import gin
 from alfish.errors import RunError, UsageError
 
 Key = tuple[str, str]  # a scope ('a/b', or ''), and a selector
+_YIELDING: set[str] = set()  # see `yield_short_name`
 
 
 class GinChanged(RunError):
@@ -320,6 +321,20 @@ def preferring(package: str) -> Iterator[None]:
         yield
     finally:
         del registry.get_match
+
+
+def yield_short_name(selector: str) -> None:
+    """If a short name matches the given configurable and others, lets it mean the others."""
+    registry = _name_of("_REGISTRY")
+    if not _YIELDING:
+        matching = registry.matching_selectors
+
+        def first_choices(name: str) -> list[str]:
+            found: list[str] = matching(name)
+            return [one for one in found if one not in _YIELDING] or found
+
+        registry.matching_selectors = first_choices
+    _YIELDING.add(selector)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 # Ends of messages about the result of a factory, by the name of the parameter.
 HINTS = {
-    "Trainer.environment": ", such as functools.partial(make_environment, make_env) with a function that makes a "
-    "gymnasium.Env"
+    "Trainer.environment": "; give functools.partial(make_environment, make_env), where make_env is a class or "
+    "function that makes a gymnasium.Env"
 }
 
 
@@ -215,7 +215,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
             setting = f"{inner[1]}.{inner[2]}"
             raise UsageError(f"@{inner[1]}() requires a value for {setting}; bind {setting}") from error
         hint = "" if arguments or inspect.isclass(factory) else "; give a class, or a function that makes the part"
-        hint += HINTS.get(name, "")
+        hint = HINTS.get(name, hint)
         raise UsageError(f"{refusal}: {first_line(error)}{hint}") from error
     except (Exception, SystemExit) as error:
         refuse(error, name)

@@ -346,6 +346,18 @@ def test_a_misspelt_env_kwarg_of_a_vector_class_is_named():
         make_environment("CartPole-v1", vectorization="vector_entry_point", env_kwargs={"lenght": 3})
 
 
+def test_constructor_arguments_without_a_value_are_named():
+    class Sized(OneState):
+        def __init__(self, width, *, height, **kwargs):
+            super().__init__(**kwargs)
+
+    words = r"Sized requires 'width'; give make_environment.env_kwargs = {'width': ...}"
+    with pytest.raises(UsageError, match=words):
+        make_environment(Sized)
+    with pytest.raises(UsageError, match="Sized requires 'height'; give"):
+        make_environment(Sized, env_kwargs={"width": 2})
+
+
 def test_environment_type_errors_are_not_blamed_on_env_kwargs():
     def broken():
         raise TypeError("unsupported operand")

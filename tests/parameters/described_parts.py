@@ -54,3 +54,7 @@ class CheckedByItsBase(Checked):
 class OfOtherArguments(Checked):
     def __init__(self):
         super().__init__(1)
+
+
+class SharedName:
+    pass

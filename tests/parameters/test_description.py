@@ -109,6 +109,17 @@ def test_a_class_without_arguments_reads_the_bindings_of_the_scope_that_builds_i
         assert Torso(spaces.Box(-1, 1, (2,))).output_size == 3
 
 
+def test_a_class_from_python_leaves_its_short_name_to_a_class_that_gin_knows():
+    known = gin.external_configurable(list, name="SharedName", module="known")
+    description.register("described_parts", "SharedName")
+    gin.parse_config("one = @SharedName\nother = @described_parts.SharedName")
+    assert gin.query_parameter("one/macro.value").configurable.selector == "known.SharedName"
+    assert gin.query_parameter("other/macro.value").configurable.selector == "described_parts.SharedName"
+    gin.external_configurable(known, name="SharedName", module="second")
+    with pytest.raises(KeyError, match="Ambiguous"):
+        gin.parse_config("one = @SharedName")
+
+
 def test_a_run_whose_parts_have_empty_scopes_continues(tmp_path):
     """Versions before this one gave each class a scope of its own, with or without arguments."""
     one = functools.partial(alfish.train, PPO, "CartPole-v1", conf="ppo", root_dir=tmp_path / "run")
@@ -464,7 +475,17 @@ def test_a_class_replaces_the_algorithm_of_a_conf(tmp_path):
         (
             ("PPO", "CartPole-v1"),
             {"extra_listeners": [print]},
-            r"^Trainer.extra_listeners is \[Class\], .*: write \[Class\(\)\]$",
+            r"^Trainer.extra_listeners is \[the function print\], .*; it must be a list of objects$",
+        ),
+        (
+            ("PPO", "CartPole-v1"),
+            {"extra_listeners": [lambda report: None]},
+            r"^Trainer.extra_listeners is \[a lambda\], .*; it must be a list of objects$",
+        ),
+        (
+            ("PPO", "CartPole-v1"),
+            {"extra_listeners": [type("Own", (Listener,), {"__qualname__": "main.<locals>.Own"})]},
+            r"^Trainer.extra_listeners is \[Own\], .*: write \[Own\(\)\]$",
         ),
         (("PPO", "CartPole-v1"), {"extra_listeners": ["Evaluate"]}, "it must be a list of objects$"),
         (
