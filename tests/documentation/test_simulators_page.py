@@ -38,7 +38,7 @@ FEW = (
 
 def test_the_page_has_a_configuration_of_each_adapter():
     assert [re.search(r"env_id = @(\w+)", block)[1] for block in BLOCKS] == [
-        *("IsaacLab", "Mjlab", "ManiSkill", "UniLab", "RslRl"),
+        *("IsaacLab", "Mjlab", "Mjlab", "ManiSkill", "UniLab", "RslRl"),
     ]
 
 
