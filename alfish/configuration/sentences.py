@@ -76,6 +76,7 @@ NAMES_ELSEWHERE = {
 # Parameters with the same meaning for unrolls and for replay.
 TWINS = {"batch_size": "minibatch_size", "minibatch_size": "batch_size"}
 UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'")
+_NESTED = "its values are nested too deeply"
 # Exceptions of gin's parser.
 PARSING_ERRORS = (
     *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
@@ -91,7 +92,7 @@ def named(origin: str) -> Iterator[None]:
     except UsageError:
         raise
     except RecursionError:
-        raise UsageError(f"{origin}: its values are nested too deeply") from None
+        raise UsageError(f"{origin}: {_NESTED}") from None
     except PARSING_ERRORS as error:
         raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from None
 
@@ -256,17 +257,23 @@ def _first_sentence(error: Exception) -> str:
         return f"{ambiguous[1]} is {' or '.join(selectors)}; write which one you mean"
     if isinstance(error, SyntaxError):
         line, why = (error.text or "").strip(), error.msg.rstrip(".")
-        quoted = f": {line!r}" if line else ""
-        return (
-            f"line {error.lineno} is not gin{quoted} ({why}); write Class.parameter = value, with text in quotes and "
-            "lists in brackets"
-        )
+        return _not_gin(error.lineno, f": {line!r}" if line else "", why)
     if isinstance(error, tokenize.TokenError):
-        return "the text ends within brackets or quotes that are not closed"
+        why, (number, _) = error.args  # from Python 3.12 on, of more errors than the end of the text
+        if "EOF" in why:
+            return "the text ends within brackets or quotes that are not closed"
+        return _NESTED if "nested" in why else _not_gin(number, "", why)
     unknown = UNKNOWN_PARAMETER.search(str(error))
     if unknown:
         return f"{unknown[1]} has no parameter named '{unknown[2]}'"
     return " ".join(str(error).split("\n  In ")[0].split()).rstrip(".")
+
+
+def _not_gin(number: int | None, quoted: str, why: str) -> str:
+    return (
+        f"line {number} is not gin{quoted} ({why}); write Class.parameter = value, with text in quotes and lists in "
+        "brackets"
+    )
 
 
 def _suggestion(error: Exception) -> str:

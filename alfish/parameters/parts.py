@@ -208,8 +208,9 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
             refuse(error, name)
             raise
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
-            them = "them" if "," in abstract[2] else "it"
-            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; define {them}") from error
+            hooks = abstract[2].replace("'", "")  # in quotes from Python 3.12 on
+            them = "them" if "," in hooks else "it"
+            raise UsageError(f"{abstract[1]} does not define {hooks}; define {them}") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             setting = f"{inner[1]}.{inner[2]}"

@@ -174,7 +174,7 @@ def test_transforms_of_observations_are_refused():
 class TestAPriorPolicyThatReadsThePreviousReward:
     """A prior policy trained with `PreviousStep`."""
 
-    prior = partial(saved, factories=[PreviousStep])
+    prior = staticmethod(partial(saved, factories=[PreviousStep]))
 
     def test_composed_rewards_are_refused(self):
         compose = partial(Composed, *_specs(), algorithm=partial(PriorKLPPO, prior=self.prior))

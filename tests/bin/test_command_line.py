@@ -137,7 +137,7 @@ def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatc
 
 
 def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
-    for name, words in (("x" * 300, "File name too long"), ("a\0b", "embedded null byte")):
+    for name, words in (("x" * 300, "File name too long"), ("a\0b", "embedded null")):
         for arguments in (train(name, *TINY), ["evaluate", f"--root_dir={name}"]):
             said = refused(*arguments)
             assert "is not a directory: " in said and words in said and said.count("\n") == 1

@@ -81,7 +81,8 @@ def test_nothing_is_interrupted_where_interruption_is_not_allowed():
 
 
 IN_C = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, warnings
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 number = int(sys.argv[1])
 from alfish.runs import stop_signals
 stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.1

@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
@@ -952,7 +953,7 @@ def test_an_environment_may_be_an_id(tmp_path, evaluation):
 
 
 def test_a_function_that_makes_a_single_environment_is_refused_with_the_remedy(tmp_path):
-    words = "Trainer.environment made an OneState; it must be .* such as functools.partial.make_environment, make_env"
+    words = "Trainer.environment made an OneState; it must be .*; give functools.partial.make_environment, make_env"
     with pytest.raises(UsageError, match=words):
         Trainer(tmp_path, algorithm=PPO, environment=lambda **_: OneState(), num_iterations=1)
 
@@ -1106,7 +1107,8 @@ def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
     records = {"config.gin", "metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
     assert names == records | {"checkpoints", "tensorboard", "eval"}
     [provenance] = json.loads((tmp_path / "provenance.json").read_text())
-    assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == kernels.num_threads()
+    assert provenance["versions"]["torch"] == metadata.version("torch")
+    assert provenance["num_threads"] == kernels.num_threads()
     assert provenance["seed"] == 0 and provenance["device"] == "cpu"
 
 

@@ -220,7 +220,9 @@ def test_only_names_of_the_hub_reach_it(fake_hub, packed):
 def test_a_full_disk_on_close_is_not_reported_as_a_bad_archive(packed, tmp_path, monkeypatch):
     class Full(io.BytesIO):
         def close(self):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            if not self.closed:  # it is closed again when it is deleted
+                super().close()
+                raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(archive, "open", lambda *arguments: Full(), raising=False)
     with pytest.raises(DiskError, match="cannot be written to: No space left on device"):
