@@ -21,7 +21,8 @@ def refuse_unread(reading: Reading) -> None:
     A configurable is reachable if it was called while the Trainer was built, or if a reachable binding refers to it
     (`@make_environment`). If a later layer (another file, or the caller's bindings) replaces a part that an earlier
     layer configures, the settings of the replaced part are accepted. Settings that later layers override in each scope
-    are also accepted. A setting that scoped bindings of earlier layers override in each scope is refused.
+    are also accepted. A setting that bindings of earlier layers override in each scope, in the scope itself or for a
+    subclass, is refused.
 
     Raises:
       UsageError: parameters are not read; the message names them and the layers that bind them.
@@ -46,10 +47,11 @@ def refuse_unread(reading: Reading) -> None:
             f"{meant * (len(names) == 1)}"
         )
     for one in reading.last():
-        if one.layer not in reading.saved and (scoped := _overriding(one, reading, reached)):
+        if one.layer not in reading.saved and (overriding := _overriding(one, reading, reached)):
+            names = " and ".join(overriding)
+            verb = "override" if len(overriding) > 1 else "overrides"
             raise UsageError(
-                f"{one.name}, bound in {one.layer}, has no effect, because {' and '.join(scoped)} override it; bind "
-                "those parameters instead"
+                f"{one.name}, bound in {one.layer}, has no effect, because {names} {verb} it; bind {names} instead"
             )
     _refuse_supplied(reading, reached)
 
@@ -79,7 +81,10 @@ def _is_for_callers(selector: str, parameter: str) -> bool:
 
 
 def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[str]:
-    """Returns the names of bindings in earlier layers that override a binding in every scope."""
+    """Returns the names of bindings in earlier layers that override a binding in every scope.
+
+    Such a binding has a longer scope, or belongs to a subclass that passes its value to the class of the binding.
+    """
     (_, selector), parameter = binding.key, binding.parameter
     later = reading.later_layers(binding.layer)
     earlier = {
@@ -87,16 +92,25 @@ def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[s
         for one in reading.last()
         if one.parameter == parameter and one.layer not in (binding.layer, *later)
     }
-    found = []
+    found, left_to_gin = [], gin_internals.called_with()
     for key in sorted(one for one in reached if one[1] == selector):
         read = _keys_read_by(*key)
         if binding.key not in read:
             continue
-        scoped = [earlier[one] for one in read[read.index(binding.key) + 1 :] if one in earlier]
-        if not scoped:
+        overriding = [earlier[one] for one in read[read.index(binding.key) + 1 :] if one in earlier]
+        if key in left_to_gin and parameter not in left_to_gin[key]:  # each call passed a value
+            derived = [one for one in reached if one[0] == key[0] and _is_derived(one[1], selector)]
+            overriding += [earlier[one] for each in derived for one in _keys_read_by(*each) if one in earlier]
+        if not overriding:
             return []
-        found += scoped[-1:]
+        found += overriding[-1:]
     return list(dict.fromkeys(found))
+
+
+def _is_derived(selector: str, base: str) -> bool:
+    """Returns whether the class of a selector is a subclass of another one."""
+    classes = gin_internals.configurable(selector), gin_internals.configurable(base)
+    return all(map(inspect.isclass, classes)) and classes[0] is not classes[1] and issubclass(*classes)
 
 
 def _closure(keys: Iterable[Key], values: Values) -> set[Key]:

@@ -115,7 +115,7 @@ def test_a_setting_that_the_conf_overrides_wherever_it_is_read_is_refused(conf, 
         settings_of(conf, parameters=[parameter])
         return
     name = parameter.partition("=")[0]
-    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect, because {words}; bind those"):
+    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect, because {words}; bind .* instead$"):
         settings_of(conf, parameters=[parameter])
 
 
@@ -130,6 +130,16 @@ def test_a_setting_that_a_later_file_overrides_in_each_scope_is_accepted(tmp_pat
 class InheritsInit(PPO):
     def calc_loss(self, experience, info):
         return super().calc_loss(experience, info)
+
+
+@pytest.mark.parametrize("algorithm", ["InheritsInit", "KLPenaltyPPO"])
+def test_a_setting_of_a_base_class_that_a_file_overrides_for_the_subclass_is_refused(algorithm, tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text(f"include 'ppo_cartpole.gin'\nTrainer.algorithm = @{algorithm}\n{algorithm}.gamma = 0.9\n")
+    words = f"PPO.gamma, bound in this call, has no effect, because {algorithm}.gamma overrides it; bind {algorithm}"
+    with pytest.raises(UsageError, match=words):
+        settings_of(mine, parameters=["PPO.gamma=0.5"])
+    settings_of(mine, parameters=["PPO.lambda_=0.5", f"{algorithm}.gamma=0.8"])
 
 
 def test_operative_config_has_inherited_init_values():
