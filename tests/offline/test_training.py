@@ -413,6 +413,16 @@ def test_offline_updates_come_first_and_add_to_those_of_the_update_ratio(tmp_pat
     assert {int(is_recorded(seen[0]).sum()) for seen in trainer.algorithm.seen[10:]} == {2}
 
 
+def test_after_offline_updates_training_continues_without_a_warm_up(tmp_path):
+    batches = {"offline_updates": 10, "warmup_env_steps": None, "offline_fraction": 0.75}
+    trainer = hybrid(tmp_path, batches=batches, num_env_steps=40)
+    reports = list(run(trainer))
+    needed = trainer.batches.needed_env_steps
+    assert 0 < needed < 8
+    assert next(report.env_steps for report in reports if report.updates > 10) == needed
+    assert reports[-1].updates == 10 + 40
+
+
 @pytest.mark.parametrize("period", [0, 17, 50])
 def test_the_last_evaluation_of_a_hybrid_run_is_at_its_clock(tmp_path, period):
     """The clock counts the offline updates, too."""

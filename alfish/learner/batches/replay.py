@@ -53,7 +53,7 @@ class ReplayBatches(SequenceBatches):
         `random_action`, uniform by default; after offline updates, they are the policy's actions. Updates that become
         due before replay holds a batch are made as soon as replay holds one. None means a tenth of the budget's
         environment steps, at most 10,000, or 1000 if the budget does not limit steps; but at least `batch_size`, and
-        never more than the capacity.
+        never more than the capacity. After offline updates, None means 0.
       state_period: number of rows between two stored recurrent states of an environment; windows start at rows with a
         stored state. Used with memory only.
       burn_in: number of rows before the window from which only the recurrent state is computed. Must be 0 without

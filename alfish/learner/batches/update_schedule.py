@@ -30,8 +30,10 @@ class UpdateSchedule:
 
     def __init__(self, ratio: float, warmup_env_steps: int | None, offline_updates: int):
         self.ratio, self._offline_updates = ratio, offline_updates
-        self._follows_budget = warmup_env_steps is None
-        self.warmup_env_steps = UNPLANNED_WARMUP if warmup_env_steps is None else warmup_env_steps
+        self._is_planned = warmup_env_steps is None
+        if warmup_env_steps is None:
+            warmup_env_steps = 0 if offline_updates else UNPLANNED_WARMUP
+        self.warmup_env_steps = warmup_env_steps
         self.num_env_steps, self.needed_env_steps = math.inf, 0
         self.num_updates, self.can_draw = 0, False
         # After `_since` steps, not counting warm-up, `_made` updates were due; `ratio` applies to later steps.
@@ -41,12 +43,14 @@ class UpdateSchedule:
     def plan(self, num_env_steps: float, least: int, most: float) -> None:
         """Chooses the warm-up if none was given: a tenth of the budget's steps, at most `MOST_WARMUP`.
 
+        After offline updates there is none, because the policy has already learned.
+
         Args:
           num_env_steps: number of environment steps that the budget allows; inf if the budget does not limit steps.
           least, most: smallest and largest number of steps of a chosen warm-up; `most` takes precedence.
         """
         self.num_env_steps = num_env_steps
-        if self._follows_budget:
+        if self._is_planned and not self._offline_updates:
             tenth = min(num_env_steps / 10, MOST_WARMUP) if math.isfinite(num_env_steps) else UNPLANNED_WARMUP
             self.warmup_env_steps = int(min(max(tenth, least), most))
 
@@ -109,7 +113,7 @@ class UpdateSchedule:
         have already been made.
         """
         self.num_updates = state["num_updates"]
-        if self._follows_budget:
+        if self._is_planned:
             self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # older versions did not save it
         if "ratio" not in state:  # older versions did not save it
             return
