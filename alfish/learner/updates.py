@@ -177,6 +177,8 @@ class Updates:
         try:
             if loss_info.buffers and (not self.on_cpu or is_applied):
                 write_buffers(loss_info.buffers, None if self.on_cpu else is_applied)
+            if self._is_first:
+                extra_sums(loss_info, batch)  # checks it, because the first summary may be much later
             extra = extra_sums(loss_info, batch) if summarize else {}
             priority = self.priority(loss_info, batch)
         except Exception:  # raised by fields of wrong types; the check below names the field

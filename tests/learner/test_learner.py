@@ -670,6 +670,12 @@ def test_an_extra_has_no_name_of_the_learners_own_scalars(name):
         Learner(algorithm).train([_chunk([1, 2, 3])])
 
 
+def test_extras_are_checked_in_the_first_update_also_before_the_first_summary():
+    algorithm = _Regression(lambda self, experience, info: LossInfo(info, extra={"q": info.unsqueeze(0)}))
+    with pytest.raises(UsageError, match=r"LossInfo.extra\['q'\] has shape \[1, 1, 3\]; it must be 0-d, or its shape"):
+        Learner(algorithm).train([_chunk([1, 2, 3])], summarize=False)
+
+
 def test_a_loss_may_differentiate_where_it_is_only_evaluated():
     def calc_loss(self, experience, info):
         (steepness,) = torch.autograd.grad(info.sum(), self.weight, create_graph=True)
