@@ -115,6 +115,7 @@ class AlignedRingBuffer(RingBuffer):
         store.prepare(rows)
         if not store.knows_env_ids:
             store.learn_env_ids(np.ones(self.num_envs, bool), nest.as_array(experience.time_step.env_id[0]))
+        if not store.end[0]:
             self._note_beginning(rows.step_type[0])
         if self._states is not None:
             self._states.push(experience.state, np.ones(self.num_envs, bool))

@@ -309,6 +309,10 @@ def test_rows_that_begin_with_an_episode_are_drawn_from_the_first_one():
     stream = Stream(3)
     aligned.push(stream.unroll(6))
     assert aligned.start_range(2)[0].tolist() == [0, 0, 0]
+    restored = aligned_ring(12, num_ignored=2)
+    restored.load_state_dict(copy.deepcopy(aligned.state_dict()))
+    restored.push(copy.deepcopy(stream).unroll(4))
+    assert restored.start_range(2)[0].tolist() == [0, 0, 0]
     aligned.push(stream.unroll(8))
     assert aligned.start_range(2)[0].tolist() == [4, 4, 4]
     late = aligned_ring(12, num_ignored=2)
