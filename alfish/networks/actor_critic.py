@@ -1,5 +1,6 @@
 """Networks of on-policy algorithms: the policy and the value of an observation."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,8 +44,9 @@ class ActorCritic(nn.Module):
         `forward` is called with features and, if the observation has an action mask, the mask of each leaf of the
         action.
       shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares the torso if
-        actor_torso and critic_torso are equal and a leaf of the observation is an image, because encoding images
-        dominates the cost.
+        actor_torso and critic_torso are the same class or function and a leaf of the observation is an image, because
+        encoding images dominates the cost. Torsos with settings of their own (`@actor/Torso`, `functools.partial`) are
+        not the same.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class ActorCritic(nn.Module):
         self.actor_torso: Any = build_torso(actor_torso, "ActorCritic.actor_torso", observation_spec)
         self.critic_torso: Any = None
         if shared_torso is None:
-            shared_torso = actor_torso == critic_torso and any(map(is_image, nest.leaves(observation_spec)))
+            # A saved configuration gives each partial a scope of its own, so equal partials must not share either.
+            is_same = actor_torso == critic_torso and not isinstance(actor_torso, functools.partial)
+            shared_torso = is_same and any(map(is_image, nest.leaves(observation_spec)))
         if not shared_torso:
             self.critic_torso = build_torso(critic_torso, "ActorCritic.critic_torso", observation_spec)
         size = self.actor_torso.output_size

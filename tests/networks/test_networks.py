@@ -201,7 +201,8 @@ def test_actor_and_critic_share_the_torso_of_an_image_unless_they_differ():
         ({"camera": image, "speed": vector}, {}, True),
         (vector, {}, False),
         (image, {"critic_torso": own}, False),
-        (image, {"actor_torso": own, "critic_torso": own}, True),
+        (image, {"actor_torso": own, "critic_torso": own}, False),
+        (image, {"actor_torso": own, "critic_torso": own, "shared_torso": True}, True),
         (image, {"shared_torso": False}, False),
         (vector, {"shared_torso": True}, True),
     ):

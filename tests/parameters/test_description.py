@@ -24,6 +24,7 @@ from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.configuration import reading
 from alfish.environments import make_environment
+from alfish.environments.toy import Catch
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.networks import MLP, ActorCritic, Torso
@@ -264,6 +265,18 @@ def parsed(text):
     for module, name in description.PART.findall(text):
         description.register(module, name)
     return text
+
+
+def test_two_torsos_of_one_partial_are_built_alike_when_the_run_is_opened(tmp_path):
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(4,)))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    environment = functools.partial(make_environment, Catch)  # whose observation is an image
+    trainer = trainer_of(
+        tmp_path, algorithm=functools.partial(PPO, network=network), environment=environment, transforms=[]
+    )
+    trainer.train()
+    names = [name for name, _ in trainer.algorithm.named_parameters()]
+    assert [name for name, _ in alfish.load(tmp_path).algorithm.named_parameters()] == names
 
 
 def test_plain_values_and_nested_names_round_trip():
