@@ -88,6 +88,14 @@ class AlignedRingBuffer(RingBuffer):
     def _make_starts(self, num_ignored: int) -> StartIndex:
         return AllRows(self._store, self._states, num_ignored)
 
+    def check_unrolls(self, unroll_length: int, uneven: bool) -> None:
+        if not uneven:
+            raise UsageError(
+                "AlignedRingBuffer stores rows of environments that reset in the same step, such as simulators and "
+                "functional environments, but these environments make one row in each step; leave ReplayBatches.buffer "
+                "out"
+            )
+
     def push(self, experience: Experience) -> None:
         """Appends rows to every column.
 
@@ -97,12 +105,7 @@ class AlignedRingBuffer(RingBuffer):
         Raises:
           UsageError: the rows have no `ends`, or do not fit, see `RowStore.prepare`; on a CPU, also if a row is PAD.
         """
-        if experience.ends is None:
-            raise UsageError(
-                "AlignedRingBuffer stores rows of environments that reset in the same step, such as simulators and "
-                "functional environments, but these environments make one row in each step; leave ReplayBatches.buffer "
-                "out"
-            )
+        self.check_unrolls(len(experience.time_step.step_type), experience.ends is not None)
         store = self._store
         rows = nest.tensors(StoredRow.of(experience), self.device)
         ended, last = nest.tensors(experience.ends, self.device)

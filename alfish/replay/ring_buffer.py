@@ -101,6 +101,23 @@ class RingBuffer:
         """Number of rows pushed so far."""
         return int(self._store.end.sum())
 
+    def check_unrolls(self, unroll_length: int, uneven: bool) -> None:
+        """Checks before training that every unroll can be pushed.
+
+        Args:
+          unroll_length: number of vector steps of an unroll.
+          uneven: whether a step in which an episode ends makes two rows (`Environment.uneven`).
+
+        Raises:
+          UsageError: an unroll may have more rows than a column.
+        """
+        if uneven and 2 * unroll_length > self.length:
+            raise UsageError(
+                f"replay keeps {self.length} rows of each environment, but an unroll of {unroll_length} steps has up "
+                f"to {2 * unroll_length}, because a step in which an episode ends makes two rows; raise "
+                "ReplayBatches.capacity, or lower Trainer.unroll_length"
+            )
+
     def push(self, experience: Experience) -> None:
         """Appends rows to every column, without the PAD rows at the end of shorter columns.
 

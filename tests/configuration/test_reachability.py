@@ -115,7 +115,9 @@ def test_a_setting_that_the_conf_overrides_wherever_it_is_read_is_refused(conf, 
         settings_of(conf, parameters=[parameter])
         return
     name = parameter.partition("=")[0]
-    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect, because {words}; bind .* instead$"):
+    with pytest.raises(
+        UsageError, match=f"{name}, bound in this call, has no effect, because {words}; bind .* instead$"
+    ):
         settings_of(conf, parameters=[parameter])
 
 

@@ -656,3 +656,22 @@ def test_the_first_batch_of_a_memory_with_stacked_frames_waits_for_a_state_with_
 endless = functools.partial(
     make_environment, TensorPointMass, num_envs=2, env_kwargs={"length": 1000, "autoreset": "same_step"}
 )
+
+
+@pytest.mark.parametrize(
+    "mode, buffer, words",
+    [
+        ("same_step", RingBuffer, "replay keeps 8 rows of each environment, but an unroll of 8 steps has up to 16"),
+        ("next_step", AlignedRingBuffer, "AlignedRingBuffer stores rows of environments that reset in the same step"),
+    ],
+)
+def test_a_replay_that_cannot_hold_each_unroll_is_refused_before_training(tmp_path, mode, buffer, words):
+    environment = functools.partial(
+        make_environment, TensorPointMass, num_envs=4, env_kwargs={"autoreset": mode, "length": 30}
+    )
+    batches = functools.partial(ReplayBatches, capacity=32, batch_size=4, warmup_env_steps=8, buffer=buffer)
+    trainer = Trainer(tmp_path, algorithm=ALGORITHMS["td3"], environment=environment, batches=batches, unroll_length=8,
+                      num_env_steps=1000)  # fmt: skip
+    with pytest.raises(UsageError, match=words):
+        trainer.train()
+    assert trainer.clock.env_steps == 0

@@ -157,13 +157,14 @@ class ReplayBatches(SequenceBatches):
             # the earlier rows that transforms read, windows cannot begin at this state, only at that of the next block.
             needed += state_period + (math.ceil(unroll_length) if transforms.look_back else 0)
         needed *= num_envs
-        num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
+        self._unroll_rows = math.ceil(unroll_length)
+        num_stored = self._num_stored(needed, num_envs * 2 * self._unroll_rows)  # twice, see `check_unrolls`
         if num_stored < needed:
             raise UsageError(
                 f"ReplayBatches.capacity is {num_stored}, too small for one window of {num_rows} rows of each of "
                 f"{num_envs} environments; raise the capacity"
             )
-        if math.ceil(unroll_length) > num_stored // num_envs:
+        if self._unroll_rows > num_stored // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, but ReplayBatches.capacity keeps only "
                 f"{num_stored // num_envs} rows of each of {num_envs} environments; raise the capacity"
@@ -209,6 +210,7 @@ class ReplayBatches(SequenceBatches):
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:
+        self.buffer.check_unrolls(self._unroll_rows, environment.uneven)
         self._collected.start(environment)
         if self._offline is not None and self._recorded is None:
             _, self._recorded = self.recorded(self._offline, self._offline_sampler, self._hindsight, environment)
