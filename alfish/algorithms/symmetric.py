@@ -189,17 +189,24 @@ def _mirror_of(
     """Returns the mirror of a nest.
 
     Raises:
-      UsageError: a path in `mirror` is not in the spec, or mirroring a random nest twice is not the identity.
+      UsageError: a path in `mirror` is not in the spec, there are several leaves and one function, mirroring a random
+        nest twice is not the identity, or an image is outside its space.
     """
     paths = nest.paths(spec)
     if isinstance(mirror, Mapping):
         if unknown := sorted(set(mirror) - set(paths)):
             raise UsageError(f"{name} names {unknown[0]!r}; the leaves are {sorted(paths)}")
         mirrored: Callable[[Nest], Nest] = _Mirrors([mirror.get(path) for path in paths])
-    else:
+    elif isinstance(spec, spaces.Space):
         mirrored = mirror
+    else:
+        raise UsageError(
+            f"{name} is one function, but it must be a dict of functions by the path of a leaf; the leaves are "
+            f"{sorted(paths)}"
+        )
     with random_state.preserved():
         sample = specs.sample(spec, 4)
+    mirrored(nest.at(sample, slice(1)))  # raises if the mirror takes the rows for the entries of a vector
     image = mirrored(sample)
     same = nest.paths(image) == paths and all(
         one.shape == other.shape and one.dtype == other.dtype
@@ -209,4 +216,7 @@ def _mirror_of(
         raise UsageError(
             f"{name} does not mirror: applied twice, it must return the same values, with the same shapes and dtypes"
         )
+    for leaf, space in zip(nest.leaves(image), nest.leaves(spec)):
+        if not all(each.numpy() in space for each in leaf):
+            raise UsageError(f"{name} does not mirror: it leads out of {space}")
     return mirrored

@@ -48,10 +48,10 @@ def refuse_unread(reading: Reading) -> None:
         )
     for one in reading.last():
         if one.layer not in reading.saved and (overriding := _overriding(one, reading, reached)):
-            names = " and ".join(overriding)
+            others = " and ".join(overriding)
             verb = "override" if len(overriding) > 1 else "overrides"
             raise UsageError(
-                f"{one.name}, bound in {one.layer}, has no effect, because {names} {verb} it; bind {names} instead"
+                f"{one.name}, bound in {one.layer}, has no effect, because {others} {verb} it; bind {others} instead"
             )
     _refuse_supplied(reading, reached)
 

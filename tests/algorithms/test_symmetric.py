@@ -148,11 +148,22 @@ MEMORY = partial(ActorCritic, actor_torso=partial(Torso, memory=GRU))
         ({"mirror_action": lambda action: action + 1}, "SymmetricPPO.mirror_action does not mirror"),
         ({"mirror_action": lambda action: action[..., :1]}, "SymmetricPPO.mirror_action does not mirror"),
         ({"mirror_action": {"left": ACTION}}, "SymmetricPPO.mirror_action names 'left'"),
+        ({"action": "discrete", "mirror_action": Mirror(signs=[1] * 4)}, "Mirror has 4 indices, and the vector has 1"),
+        ({"action": "discrete", "mirror_action": torch.neg}, "mirror_action does not mirror: it leads out of Discrete"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         symmetric(**settings)
+
+
+def test_one_function_for_several_leaves_is_refused():
+    plain = _ppo("box")
+    words = r"mirror_action is one function, but it must be a dict .*; the leaves are \['arm', 'leg'\]"
+    with pytest.raises(UsageError, match=words):
+        action_spec = {"arm": plain.action_spec, "leg": plain.action_spec}
+        SymmetricPPO(plain.observation_spec, action_spec, plain.reward_spec, mirror_observation=OBSERVATION,
+                     mirror_action=ACTION)  # fmt: skip
 
 
 def test_checking_mirrors_draws_no_random_numbers():
