@@ -74,7 +74,13 @@ def end_of(trainer: "Trainer") -> str:
 
 def _remedy(trainer: "Trainer") -> str:
     """Returns the end of a sentence: which settings to lower for an earlier first update; '' if there are none."""
-    if not (warmup := trainer.batches.warmup_env_steps):
+    warmup, needed = trainer.batches.warmup_env_steps, trainer.batches.needed_env_steps
+    if needed > warmup:
+        return (
+            ", or lower ReplayBatches.batch_size, window_length, burn_in or state_period: the first update waits for "
+            f"{needed:,} environment steps"
+        )
+    if not warmup:
         return ""
     return (
         f", or lower ReplayBatches.warmup_env_steps, now {warmup:,}, and ReplayBatches.batch_size, which the first "

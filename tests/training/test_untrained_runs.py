@@ -44,6 +44,13 @@ def test_a_run_that_times_out_in_warm_up_always_exits_with_1(train, tmp_path):
     assert (tmp_path / "run" / "done").exists() and Checkpoints(tmp_path / "run" / "checkpoints").steps()
 
 
+def test_a_run_that_ends_before_replay_holds_a_batch_names_the_settings_of_the_batch(train):
+    few = ("ReplayBatches.warmup_env_steps=1", "ReplayBatches.batch_size=350", "Trainer.wall_seconds=1e-6")
+    status, said = train(*few)
+    words = "or lower ReplayBatches.batch_size, window_length, burn_in or state_period: the first update waits for 350"
+    assert status == 1 and words in said
+
+
 def test_a_run_stopped_by_a_listener_in_warm_up_always_exits_with_1(train, tmp_path, monkeypatch):
     (tmp_path / "stopper.py").write_text(
         "import gin\nfrom alfish.training.listener import Listener\n\n\n@gin.configurable\nclass Stopper(Listener):\n"
