@@ -17,6 +17,7 @@ from alfish.configuration import moved_settings
 from alfish.configuration.bindings import Reading
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
+from alfish.parameters.parts import undefined_methods
 
 # Remedies for required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
@@ -31,6 +32,7 @@ NAMES_ELSEWHERE = {
     "clip_coef": "clip_range",
     "clip_param": "clip_range",
     "clip_range_vf": "value_clip_range",
+    "discount": "gamma",
     "ent_coef": "entropy_coef",
     "entropy_coeff": "entropy_coef",
     "eps_clip": "clip_range",
@@ -41,6 +43,7 @@ NAMES_ELSEWHERE = {
     "gradient_steps": "updates_per_env_step",
     "hidden_size": "layers",
     "hidden_sizes": "layers",
+    "iql_tau": "expectile",
     "learning_starts": "warmup_env_steps",
     "log_interval": "summary_period",
     "log_std_init": "initial_log_std",
@@ -107,14 +110,17 @@ def _unbound(name: str) -> str:
 
 @contextlib.contextmanager
 def complete(reading: Reading) -> Iterator[None]:
-    """Turns two kinds of errors of gin's calls into UsageErrors.
+    """Turns three kinds of errors of gin's calls into UsageErrors.
 
     First, a required parameter, or a parameter without default, that is not bound. Second, a bound parameter that a
-    class passes to its base class by **keywords, although the base class does not take it.
+    class passes to its base class by **keywords, although the base class does not take it. Third, an abstract method
+    that a class of the user does not define.
     """
     try:
         yield
     except TypeError as error:
+        if words := undefined_methods(error):
+            raise UsageError(words) from None
         unexpected = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
         passed_on = [
             one

@@ -43,10 +43,8 @@ class ActorCritic(nn.Module):
       policy_head: class or factory of the head; called with the torso's output size and the action spec. The head's
         `forward` is called with features and, if the observation has an action mask, the mask of each leaf of the
         action.
-      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares the torso if
-        actor_torso and critic_torso are the same class or function and a leaf of the observation is an image, because
-        encoding images dominates the cost. Torsos with settings of their own (`@actor/Torso`, `functools.partial`) are
-        not the same.
+      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares it for
+        images, which are costly to encode, if both torsos are the same class or function, without a scope or a partial.
     """
 
     def __init__(

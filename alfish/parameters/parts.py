@@ -207,10 +207,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             refuse(error, name)
             raise
-        if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
-            hooks = abstract[2].replace("'", "")  # in quotes from Python 3.12 on
-            them = "them" if "," in hooks else "it"
-            raise UsageError(f"{abstract[1]} does not define {hooks}; define {them}") from error
+        if words := undefined_methods(error):
+            raise UsageError(words) from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             setting = f"{inner[1]}.{inner[2]}"
@@ -221,6 +219,15 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
     except (Exception, SystemExit) as error:
         refuse(error, name)
         raise
+
+
+def undefined_methods(error: TypeError) -> str | None:
+    """Returns a sentence about abstract methods that a class does not define; None if the error has another cause."""
+    abstract = re.search(r"abstract class (\w+) .*abstract methods? (.+)", first_line(error))
+    if abstract is None:
+        return None
+    names = abstract[2].replace("'", "")  # in quotes from Python 3.12 on
+    return f"{abstract[1]} does not define {names}; define {'them' if ',' in names else 'it'}"
 
 
 def _described(made: Any) -> str:

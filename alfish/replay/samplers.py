@@ -5,7 +5,7 @@ positions with those at the sampler's last draw.
 """
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gin
 import numpy as np
@@ -92,6 +92,45 @@ class Sampler(abc.ABC):
 
     def check_valid(self) -> None:
         """Raises AssertionError if the state is inconsistent or does not agree with the ring. Default: no check."""
+
+
+def check_drawn(start: Any, num_windows: int, buffer: RingBuffer, window_length: int, name: str) -> None:
+    """Checks what the `draw` of a user's sampler has returned.
+
+    Args:
+      start: result of `draw`.
+      num_windows: number of windows that were asked for, N.
+      buffer: ring of the windows.
+      window_length: number of rows of a window, L.
+      name: name of the method in messages, such as 'MySampler.draw'.
+
+    Raises:
+      UsageError: the result is not a `SequenceIndex` of N windows, or a window cannot start at its row.
+    """
+    if not isinstance(start, SequenceIndex):
+        raise UsageError(f"{name} returned a {type(start).__name__}; it must return a SequenceIndex")
+    for field, dtype in (("column", torch.int64), ("position", torch.int64), ("weight", torch.float32)):
+        value = getattr(start, field)
+        if value is None and field == "weight":
+            continue
+        found = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+        if found != ((num_windows,), dtype):
+            raise UsageError(
+                f"{name} returned {found} as {field}; it must be a tensor of shape ({num_windows},) and dtype {dtype}"
+            )
+    column, position = (value.cpu().numpy() for value in (start.column, start.position))
+    low, count = buffer.start_range(window_length)
+    fits = (column >= 0) & (column < len(low))
+    if fits.all():
+        fits = (position >= low[column]) & (position < (low + count)[column])
+    if fits.all() and buffer.knows_starts:
+        fits = buffer.may_start(column, position)
+    if not fits.all():
+        wrong = int(np.flatnonzero(~fits)[0])
+        raise UsageError(
+            f"{name} returned position {position[wrong]} of column {column[wrong]}, where no window of {window_length} "
+            "rows may start; see RingBuffer.start_range and RingBuffer.may_start"
+        )
 
 
 @gin.configurable(module="alfish.replay")

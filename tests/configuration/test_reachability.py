@@ -137,7 +137,10 @@ class InheritsInit(PPO):
 @pytest.mark.parametrize("algorithm", ["InheritsInit", "KLPenaltyPPO"])
 def test_a_setting_of_a_base_class_that_a_file_overrides_for_the_subclass_is_refused(algorithm, tmp_path):
     mine = tmp_path / "mine.gin"
-    mine.write_text(f"include 'ppo_cartpole.gin'\nTrainer.algorithm = @{algorithm}\n{algorithm}.gamma = 0.9\n")
+    mine.write_text(
+        "include 'ppo_cartpole.gin'\nimport alfish.algorithms.kl_penalty\n"
+        f"Trainer.algorithm = @{algorithm}\n{algorithm}.gamma = 0.9\n"
+    )
     words = f"PPO.gamma, bound in this call, has no effect, because {algorithm}.gamma overrides it; bind {algorithm}"
     with pytest.raises(UsageError, match=words):
         settings_of(mine, parameters=["PPO.gamma=0.5"])

@@ -5,11 +5,13 @@ import inspect
 import subprocess
 import sys
 
+import gin
 import pytest
 from commands import TINY, train
 
 from alfish.configuration import reading
 from alfish.configuration.sentences import NAMES_ELSEWHERE
+from alfish.metrics import Metric
 from alfish.parameters import gin_internals
 
 
@@ -284,3 +286,17 @@ def test_an_incomplete_schedule_is_reported(refused, tmp_path, conf, setting, wo
 )
 def test_settings_without_an_end_or_a_content_are_refused(refused, tmp_path, setting, words):
     assert words in refused(*train(tmp_path / "run", setting))
+
+
+@gin.configurable(module="tests.sentences")
+class WithoutState(Metric):
+    def update(self, rows):
+        pass
+
+    def result(self):
+        return {"x": 1.0}
+
+
+def test_an_abstract_method_that_a_metric_does_not_define_is_named(refused, tmp_path):
+    said = refused(*train(tmp_path / "run", "Trainer.extra_metrics=[@WithoutState()]"))
+    assert said == "alfish train: WithoutState does not define load_state_dict, state_dict; define them\n"

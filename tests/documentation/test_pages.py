@@ -150,11 +150,14 @@ def configurations():
     for page, name in zip(PAGES, NAMES):
         for number, text in enumerate(re.findall(r"^```gin\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)):
             marks = [pytest.mark.slow] if "@TorchOptimizer" in text else []  # torch's optimizers import its compiler
-            yield pytest.param(text, id=f"{name}, {number + 1}", marks=marks)
+            yield pytest.param(page, text, id=f"{name}, {number + 1}", marks=marks)
 
 
-@pytest.mark.parametrize("text", list(configurations()))
-def test_a_configuration_of_a_page_trains(text, tmp_path):
+@pytest.mark.parametrize(("page", "text"), list(configurations()))
+def test_a_configuration_of_a_page_trains(page, text, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, code in re.findall(r"^```python\n# (my_\w+\.py)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(code)
     conf = tmp_path / "shown.gin"
     conf.write_text(text)
     whole = "".join(path.read_text() for path in with_included(conf))

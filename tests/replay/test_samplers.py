@@ -15,6 +15,7 @@ from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.parameters.schedules import Linear
 from alfish.replay import Epochs, Prioritized, RingBuffer, SequenceIndex, Uniform
 from alfish.replay.prioritized import FAN_OUT, MAX_TOP_SIZE, SumTree
+from alfish.replay.samplers import check_drawn
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -975,3 +976,34 @@ def test_check_valid_sees_a_sum_that_is_out_of_date():
     tree._levels[0][77] = 1.5
     with pytest.raises(AssertionError, match="outdated"):
         tree.check_valid()
+
+
+DRAWN = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    "drawn, words",
+    [
+        ((DRAWN, DRAWN), "My.draw returned a tuple; it must return a SequenceIndex"),
+        (SequenceIndex(DRAWN, DRAWN[:1]), r"returned \(\(1,\), torch.int64\) as position; .* of shape \(2,\)"),
+        (SequenceIndex(DRAWN, DRAWN.float()), "torch.float32.* as position; .* dtype torch.int64"),
+        (SequenceIndex(DRAWN.numpy(), DRAWN), "returned ndarray as column"),
+        (SequenceIndex(DRAWN, DRAWN, DRAWN.double()), "torch.float64.* as weight"),
+        (SequenceIndex(DRAWN + 9, DRAWN), "returned position 0 of column 9, where no window of 2 rows may start"),
+        (SequenceIndex(DRAWN, 2 - DRAWN), "returned position 2 of column 0, where no window of 2 rows may start"),
+        (SequenceIndex(DRAWN, DRAWN * 3), "returned position 3 of column 1, where no window of 2 rows may start"),
+        (SequenceIndex(DRAWN, DRAWN), None),
+    ],
+)
+def test_what_a_users_sampler_draws_is_checked(drawn, words):
+    """Row 2 of column 0 is LAST, and row 3 of column 1 is the newest."""
+    ring = RingBuffer(20, 2)
+    kinds = torch.tensor([[FIRST, FIRST], [MID, MID], [LAST, MID], [FIRST, MID]], dtype=torch.int32)
+    numbers = torch.zeros(4, 2)
+    time_step = TimeStep(kinds, numbers, numbers + 1, numbers, numbers, torch.tensor([[0, 1]] * 4, dtype=torch.int32))
+    ring.push(Experience(time_step, numbers, None, None, None))
+    if words is None:
+        check_drawn(drawn, 2, ring, 2, "My.draw")
+        return
+    with pytest.raises(UsageError, match=words):
+        check_drawn(drawn, 2, ring, 2, "My.draw")

@@ -11,11 +11,13 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, StepType
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling, check_methods, overridden
 from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.offline import OfflineBuffer, Spaces
 from alfish.parameters.parts import build
 from alfish.processes import replicas
 from alfish.replay import HindsightReplay, ReplayView, RingBuffer, Sampler, SequenceIndex
+from alfish.replay.samplers import check_drawn
 from alfish.transforms import Transforms, TransformsInGraph
 
 OBSERVED_ROWS = 1024  # rows of each column that `observe` reads at a time
@@ -47,6 +49,8 @@ class SequenceSampler:
     ):
         self.buffer, self.sampler = buffer, build(sampler, Sampler, "the sampler of windows")
         self.sampler.bind(buffer, num_rows)
+        check_methods(self.sampler, Sampler)
+        self._checks_draws = "draw" in overridden(self.sampler)
         self._hindsight = None if hindsight is None else build(hindsight, HindsightReplay, "the hindsight of windows")
         if self._hindsight is not None:
             if any(each.shows_rewards for each in transforms.others):
@@ -79,7 +83,13 @@ class SequenceSampler:
         """Draws the N windows of `num_batches` minibatches at once; returns the windows' first rows."""
         on_cpu = self._device.type == "cpu"
         progress = float(self._progress) if on_cpu else self._algorithm.progress_number()
-        return self.sampler.draw(num_windows, progress, num_batches)
+        if not self._checks_draws:
+            return self.sampler.draw(num_windows, progress, num_batches)
+        name = f"{type(self.sampler).__name__}.draw"
+        with calling(name):
+            start = self.sampler.draw(num_windows, progress, num_batches)
+        check_drawn(start, num_windows, self.buffer, self._num_rows, name)
+        return start
 
     def in_place(self) -> ReplayView | None:
         """Returns a view of the stored rows, the same in every call; None if graphs cannot gather batches from it."""
