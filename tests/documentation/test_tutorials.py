@@ -13,8 +13,8 @@ from test_examples import PROJECT
 import alfish
 from alfish import specs
 from alfish.__main__ import main
-from alfish.data import TimeStep
-from examples import awac, swing_up, test_end_prediction, test_small_ddpg
+from alfish.data import Experience, StepType, TimeStep
+from examples import awac, rebrac, swing_up, test_end_prediction, test_small_ddpg
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,7 @@ SHOWN = {
     "off_policy": [
         *("small_ddpg.py", "small_ddpg_pendulum.gin", "reconstruction.py", "test_small_ddpg.py"),
         *("end_prediction.py", "end_prediction_cartpole.gin", "test_end_prediction.py"),
+        *("rebrac.py", "rebrac_pendulum.gin"),
     ],
     "network": ["residual.py", "residual_cartpole.gin"],
     "data": ["swing_up.py"],
@@ -128,6 +129,34 @@ def test_the_state_value_of_awac_is_of_the_policys_own_actions():
         values.append(q.amin(0))
     torch.manual_seed(0)
     torch.testing.assert_close(algorithm.state_value(step, None), (values[0] + values[1]) / 2)
+
+
+def test_rebrac_trains_from_recorded_data(tmp_path, monkeypatch):
+    swing_up.record(tmp_path / "pendulum.npz", 2)
+    monkeypatch.chdir(PROJECT)
+    data = f"OfflineBuffer.sources=['npz:{tmp_path / 'pendulum.npz'}']"
+    few = ("Trainer.num_updates=4", "Evaluate.num_episodes=1", "MLP.layers=(8,)", "CriticEnsemble.layers=(8,)")
+    assert train(tmp_path, "examples/rebrac_pendulum.gin", data, "OfflineBuffer.env_id='Pendulum-v1'", *few) == 0
+
+
+def test_the_penalties_of_rebrac_are_those_of_the_paper():
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    step_type = torch.tensor([[StepType.MID, StepType.MID], [StepType.MID, StepType.LAST]])
+    step = TimeStep(step_type, torch.ones(2, 2), torch.ones(2, 2), torch.rand(2, 2, 3), None, None)
+    experience = Experience(step, torch.rand(2, 2, 2) * 2 - 1, None, None)
+    values = {}
+    for critic_bc in (0.0, 0.5):
+        torch.manual_seed(0)
+        algorithm = rebrac.ReBRAC(observation, action, specs.reward_spec(), actor_bc=0.3, critic_bc=critic_bc)
+        values[critic_bc] = algorithm.train_step(experience, None).info.next_value
+    torch.manual_seed(0)
+    rebrac.ReBRAC(observation, action, specs.reward_spec())
+    following = algorithm.target_action(step.observation[1:])
+    penalty = 0.5 * (following - experience.action[1:]).square().sum(-1)
+    expected = torch.stack([penalty[0, 0], torch.zeros(())])[None]  # none after the LAST time step
+    torch.testing.assert_close(values[0.0] - values[0.5], expected)
+    q, mine, recorded = torch.tensor([[2.0, -4.0]]), torch.zeros(1, 2, 2), torch.ones(1, 2, 2)
+    torch.testing.assert_close(algorithm.actor_loss(q, mine, recorded), torch.tensor([[0.6 - 2 / 3, 0.6 + 4 / 3]]))
 
 
 def test_recorded_episodes_have_their_final_observation(tmp_path):
