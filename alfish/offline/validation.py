@@ -25,6 +25,7 @@ from alfish.offline.data_report import DataReport
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.form import EpisodeForm, UnusableError
 from alfish.offline.recorded_spaces import NO_SPACES, Spaces
+from alfish.specs.checks import ROUNDING
 
 
 class Survey:
@@ -41,6 +42,8 @@ class Survey:
         self._all_rewards_zero = True
         # Number of action entries that are at a bound, and number of action entries that have bounds.
         self._num_at_bounds = self._num_bounded = 0
+        self._num_outside: dict[str, int] = {}  # number of episodes with values out of bounds, by observation
+        self._longest = 0
 
     def add(self, episode: Episode) -> None:
         """Counts an episode with at least one transition."""
@@ -49,6 +52,10 @@ class Survey:
         ranges.append(("reward", np.fmin.reduce(episode.rewards), np.fmax.reduce(episode.rewards)))
         return_ = float(episode.rewards.sum(dtype=np.float64))
         self._report.count(episode.length, return_, bool(episode.terminated[-1]), ranges)
+        self._longest = max(self._longest, episode.length)
+        for (name, low, high), (_, _, leaf) in zip(ranges, observations):
+            if _exceeds(low, high, leaf.space):
+                self._num_outside[name] = self._num_outside.get(name, 0) + 1
         self._all_rewards_zero &= not episode.rewards.any()
         digest = hashlib.blake2b(b"".join(value[0].tobytes() for _, value, _ in observations), digest_size=8).digest()
         self._num_beginnings[digest] = self._num_beginnings.get(digest, 0) + 1
@@ -61,7 +68,8 @@ class Survey:
         """Adds warnings to the report.
 
         The warnings name action entries at their bounds, which a tanh policy never reaches; action entries that never
-        change; rewards that are all 0; and episodes that begin with the same observation, as with a single seed.
+        change; observations out of bounds; rewards that are all 0; episodes of one step each; and episodes that begin
+        with the same observation, as with a single seed.
         """
         warn = self._report.add
         if self._num_at_bounds:
@@ -77,6 +85,14 @@ class Survey:
                 warn("warning", f"{name} never changes")
             elif constant:
                 warn("warning", f"{name} never changes in its entries {', '.join(constant)}")
+        for name, count in self._num_outside.items():
+            warn(
+                "warning",
+                f"{name} has values out of the bounds of its space in {count:,} of {self._report.num_kept:,} episodes; "
+                "do the data belong to this environment?",
+            )
+        if self._longest == 1 and self._report.num_kept > 1:
+            warn("warning", "each episode has a single step; are the flags of terminations inverted?")
         if self._all_rewards_zero:
             warn("warning", "all rewards are 0")
         alike = sum(count for count in self._num_beginnings.values() if count > 1)
@@ -86,6 +102,18 @@ class Survey:
                 f"{alike:,} of {self._report.num_kept:,} episodes begin with the same observation as another episode; "
                 "were they recorded with the same seed?",
             )
+
+
+def _exceeds(low: Any, high: Any, space: spaces.Space) -> bool:
+    """Returns whether values from `low` to `high` are out of the bounds of a space, by more than rounding errors."""
+    if not isinstance(space, spaces.Box):
+        return False  # values of other spaces are checked before
+    box = specs.without_vast_bounds(space)
+    return bool((low < box.low - _tolerance(box.low)).any() or (high > box.high + _tolerance(box.high)).any())
+
+
+def _tolerance(bound: np.ndarray) -> np.ndarray:
+    return ROUNDING * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
 
 
 POLICIES = ("raise", "drop_episode", "warn")

@@ -10,7 +10,7 @@ from recorded import BOX_SPACES, LENGTHS, SPACES, record
 from alfish import specs
 from alfish.errors import UsageError
 from alfish.offline import Arrays, SourceReading, Spaces, Validator
-from alfish.offline.episode import Unreadable
+from alfish.offline.episode import Episode, Unreadable
 
 DICT_SPACES = Spaces(spaces.Dict(camera=SPACES.observation, speed=SPACES.observation), SPACES.action)
 
@@ -294,6 +294,24 @@ def test_leaves_that_never_change_are_reported():
     said = warnings_of(episodes, BOX_SPACES)
     assert "action never changes in its entries 1" in said and "all rewards are 0" in said
     assert "action never changes" in warnings_of([e._replace(actions=e.actions * 0 + 1) for e in record()])
+
+
+def test_observations_out_of_bounds_are_reported():
+    episodes = record()
+    most = max(episode.observations.max() for episode in episodes)
+    bounded = Spaces(spaces.Box(-1e3, most, (3,), np.float32), SPACES.action)
+    assert "out of the bounds" not in warnings_of(episodes, bounded)
+    bounded = Spaces(spaces.Box(-1e3, most - 10, (3,), np.float32), SPACES.action)
+    assert "observation has values out of the bounds of its space in 11 of 11 " in warnings_of(episodes, bounded)
+
+
+def test_episodes_of_one_step_each_are_reported():
+    ends = np.array([True])
+    episodes = [
+        Episode(one.id, one.observations[:2], one.actions[:1], one.rewards[:1], ends, ~ends) for one in record()
+    ]
+    assert "each episode has a single step; are the flags of terminations inverted?" in warnings_of(episodes)
+    assert "single step" not in warnings_of([*episodes, *record()])
 
 
 def test_episodes_that_begin_alike_are_counted():
