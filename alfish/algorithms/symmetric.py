@@ -92,7 +92,8 @@ class SymmetricPPO(PPO):
     """PPO on rows and their mirror images; see the module's docstring for the losses.
 
     A mirror is a function of tensors `[..., *shape]`, such as `@left_right/Mirror()`. For a Dict or Tuple space, it is
-    a dict of such functions by the path of a leaf; leaves without a mirror do not change.
+    a dict of such functions by the path of a leaf, or a function of the whole nest; leaves that the dict does not name
+    do not change.
 
     Args:
       mirror_observation: mirror of the observations that the networks see, after transforms.
@@ -189,21 +190,21 @@ def _mirror_of(
     """Returns the mirror of a nest.
 
     Raises:
-      UsageError: a path in `mirror` is not in the spec, there are several leaves and one function, mirroring a random
-        nest twice is not the identity, or an image is outside its space.
+      UsageError: a path in `mirror` is not in the spec, there are several leaves and one `Mirror`, mirroring a random
+        nest twice is not the identity, or an image is not a choice of its Discrete or MultiDiscrete space.
     """
     paths = nest.paths(spec)
     if isinstance(mirror, Mapping):
         if unknown := sorted(set(mirror) - set(paths)):
             raise UsageError(f"{name} names {unknown[0]!r}; the leaves are {sorted(paths)}")
         mirrored: Callable[[Nest], Nest] = _Mirrors([mirror.get(path) for path in paths])
-    elif isinstance(spec, spaces.Space):
-        mirrored = mirror
-    else:
+    elif isinstance(mirror, Mirror) and not isinstance(spec, spaces.Space):
         raise UsageError(
-            f"{name} is one function, but it must be a dict of functions by the path of a leaf; the leaves are "
+            f"{name} is one Mirror, but it must be a dict of mirrors by the path of a leaf; the leaves are "
             f"{sorted(paths)}"
         )
+    else:
+        mirrored = mirror
     with random_state.preserved():
         sample = specs.sample(spec, 4)
     mirrored(nest.at(sample, slice(1)))  # raises if the mirror takes the rows for the entries of a vector
@@ -217,6 +218,7 @@ def _mirror_of(
             f"{name} does not mirror: applied twice, it must return the same values, with the same shapes and dtypes"
         )
     for leaf, space in zip(nest.leaves(image), nest.leaves(spec)):
-        if not all(each.numpy() in space for each in leaf):
+        # Bounds of a Box may be wide on one side only, which does no harm.
+        if not isinstance(space, spaces.Box) and not all(each.numpy() in space for each in leaf):
             raise UsageError(f"{name} does not mirror: it leads out of {space}")
     return mirrored

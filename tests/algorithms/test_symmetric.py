@@ -157,9 +157,9 @@ def test_settings_that_do_not_fit_are_refused(settings, words):
         symmetric(**settings)
 
 
-def test_one_function_for_several_leaves_is_refused():
+def test_one_mirror_for_several_leaves_is_refused():
     plain = _ppo("box")
-    words = r"mirror_action is one function, but it must be a dict .*; the leaves are \['arm', 'leg'\]"
+    words = r"mirror_action is one Mirror, but it must be a dict .*; the leaves are \['arm', 'leg'\]"
     with pytest.raises(UsageError, match=words):
         action_spec = {"arm": plain.action_spec, "leg": plain.action_spec}
         SymmetricPPO(plain.observation_spec, action_spec, plain.reward_spec, mirror_observation=OBSERVATION,
