@@ -25,7 +25,7 @@ from alfish.offline.data_report import DataReport
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.form import EpisodeForm, UnusableError
 from alfish.offline.recorded_spaces import NO_SPACES, Spaces
-from alfish.specs.checks import ROUNDING
+from alfish.specs.checks import with_rounding
 
 
 class Survey:
@@ -109,11 +109,8 @@ def _exceeds(low: Any, high: Any, space: spaces.Space) -> bool:
     if not isinstance(space, spaces.Box):
         return False  # values of other spaces are checked before
     box = specs.without_vast_bounds(space)
-    return bool((low < box.low - _tolerance(box.low)).any() or (high > box.high + _tolerance(box.high)).any())
-
-
-def _tolerance(bound: np.ndarray) -> np.ndarray:
-    return ROUNDING * np.maximum(1.0, np.abs(np.where(np.isfinite(bound), bound, 0.0)))
+    least, most = with_rounding(box.low, box.high)
+    return bool((low < least).any() or (high > most).any())
 
 
 POLICIES = ("raise", "drop_episode", "warn")

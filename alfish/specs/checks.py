@@ -147,6 +147,12 @@ def outside(value: Any, space: spaces.Space, name: str) -> str | None:
     return next((fault for part in parts if (fault := outside(*part))), None)
 
 
+def with_rounding(low: Any, high: Any) -> tuple[Any, Any]:
+    """Returns bounds of floats, widened by `ROUNDING`."""
+    least, most = (bound + sign * ROUNDING * np.maximum(1.0, np.abs(bound)) for bound, sign in ((low, -1), (high, 1)))
+    return least, most
+
+
 def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str | None:
     if value.shape != shape_of(space):
         return f"{name} has the shape {value.shape}, but its space has {shape_of(space)}"
@@ -155,9 +161,7 @@ def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str | None:
     if is_inside.all():
         return f"{name} has dtype {value.dtype}, but its space has {space.dtype}"
     if is_float(space):
-        least, most = (
-            bound + sign * ROUNDING * np.maximum(1.0, np.abs(bound)) for bound, sign in ((low, -1), (high, 1))
-        )
+        least, most = with_rounding(low, high)
         is_inside = (value >= least) & (value <= most)
     wrong = np.argwhere(~is_inside)
     if not len(wrong):

@@ -305,6 +305,13 @@ def test_observations_out_of_bounds_are_reported():
     assert "observation has values out of the bounds of its space in 11 of 11 " in warnings_of(episodes, bounded)
 
 
+def test_rounding_errors_of_observations_are_not_reported():
+    episodes = record()
+    most = np.float32(max(episode.observations.max() for episode in episodes))
+    bounded = Spaces(spaces.Box(-1e3, np.nextafter(most, np.float32(0)), (3,), np.float32), SPACES.action)
+    assert "out of the bounds" not in warnings_of(episodes, bounded)
+
+
 def test_episodes_of_one_step_each_are_reported():
     ends = np.array([True])
     episodes = [
