@@ -19,7 +19,7 @@ from alfish.algorithms.td3 import TD3
 
 @gin.configurable
 class ReBRAC(TD3):
-    """Settings of TD3 are bound as `TD3.gamma`, unless a file binds them for this class."""
+    """Takes an action of one Box. Settings of TD3 are bound as `TD3.gamma`."""
 
     weighted_losses = None  # weights of prioritized replay multiply the losses of all groups
 

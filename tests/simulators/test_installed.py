@@ -1,6 +1,6 @@
 """The adapters of mjlab, rsl_rl and Playground with these packages themselves, where they are installed.
 
-pip install 'mjlab==1.6.0' -c constraints.txt; pip install 'alfish[playground]'. A test compiles for one or two minutes.
+pip install mjlab==1.6.0 torch==2.13.0; pip install 'alfish[playground]'. A test compiles for one or two minutes.
 """
 
 import pytest
