@@ -5,7 +5,7 @@ its work. Therefore values that are needed together are read together, in one co
 read later.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,34 +38,88 @@ def read_later(leaves: Nest) -> Callable[[], Nest]:
     device has not finished the copy yet.
     """
     given, structure = nest.flatten(leaves)
-    packed, device = _packed(given), given[0].device
+    result = _copied_later(_packed(given))
+    return lambda: nest.unflatten(structure, _unpacked(result(), given))
+
+
+class PackedReader:
+    """Reads the same tensors of a device again and again, each time in one copy.
+
+    Args:
+      tensors: tensors, all on one device.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        self._tensors = list(tensors)
+        self._are_views = all(tensor.is_contiguous() for tensor in tensors)  # whether `_parts` may be kept
+        self._addresses: list[int] = []  # of the tensors, because a learner may move them
+        self._kept: list[torch.Tensor] = []
+
+    def read_later(self) -> Callable[[], torch.Tensor]:
+        """Begins to copy the tensors, like `host.read_later`; returns a function that returns their bytes, a vector."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors]
+        if addresses != self._addresses or not self._are_views:
+            self._addresses, self._kept = addresses, _parts(self._tensors)
+        return _copied_later(torch.cat(self._kept))
+
+
+class PackedMemory:
+    """Gives tensors on the CPU one memory, so that one copy writes the bytes that `PackedReader` has read to all.
+
+    Args:
+      tensors: tensors with the shapes and dtypes of those that were read; they keep their values.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        self._bytes = _packed(list(tensors))
+        for tensor, view in zip(tensors, _views(self._bytes, list(tensors))):
+            tensor.data = view
+
+    def write(self, values: torch.Tensor) -> None:
+        """Writes a vector of bytes."""
+        self._bytes.copy_(values)
+
+
+def _copied_later(packed: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begins to copy a vector to the host; returns a function that waits for the copy and returns it."""
+    device = packed.device
     if device.type == "cpu":
-        return lambda: nest.unflatten(structure, _unpacked(packed, given))
+        return lambda: packed
     there = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(packed, non_blocking=True)
     has_arrived: Any = None
     if device.type == "cuda":
         has_arrived = torch.cuda.Event()
         has_arrived.record(torch.cuda.current_stream(device))
 
-    def result() -> Nest:
+    def result() -> torch.Tensor:
         if has_arrived is not None:
             has_arrived.synchronize()
-        return nest.unflatten(structure, _unpacked(there, given))
+        return there
 
     return result
 
 
 def _packed(leaves: list[torch.Tensor]) -> torch.Tensor:
     """Returns the bytes of all leaves as one vector, leaves with the largest item size first."""
-    return torch.cat([leaves[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in _order(leaves)])
+    return torch.cat(_parts(leaves))
+
+
+def _parts(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the bytes of each leaf, leaves with the largest item size first; views if leaves are contiguous."""
+    return [leaves[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in _order(leaves)]
 
 
 def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
     """Returns arrays with the values of `leaves`, read from a host copy of the vector that `_packed` returned."""
+    return [nest.as_array(view) for view in _views(packed, leaves)]
+
+
+def _views(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns views of a vector that `_packed` returned, with the shapes and dtypes of `leaves`."""
     order, found = _order(leaves), {}
     parts = packed.split([leaves[i].numel() * leaves[i].element_size() for i in order])
     for i, part in zip(order, parts):
-        found[i] = nest.as_array(part.view(leaves[i].dtype).view(leaves[i].shape))
+        found[i] = part.view(leaves[i].dtype).view(leaves[i].shape)
     return [found[i] for i in range(len(leaves))]
 
 

@@ -4,6 +4,7 @@
   python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
   python -m benchmarks.throughput --recipes=ppo_pong,dqn_pong --variants=plain,compiled,auto_bfloat16 --peers=sb3,sb3:2
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
+  python -m benchmarks.throughput --recipes=sac_halfcheetah --variants=gpu,gpu_host,gpu_graphs --peers=leanrl
 
 Libraries take turns (A B A B ...). Each run is a process of its own; its start-up is not measured. alfish runs plain,
 compiled (`Learner.compile`) and, on request, with products in bfloat16 or with `Trainer.num_threads = 'auto'`. Each
@@ -40,8 +41,8 @@ def main() -> None:
     parser.add_argument(
         "--variants",
         default="plain,compiled",
-        help="of alfish, each VARIANT or VARIANT:THREADS: plain, compiled, bfloat16, auto, auto_bfloat16; of APPO: "
-        "sync, async",
+        help="of alfish, each VARIANT or VARIANT:THREADS: plain, compiled, bfloat16, auto, auto_bfloat16, host; on a "
+        "GPU: gpu, gpu_host, gpu_graphs; of APPO: sync, async",
     )
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)

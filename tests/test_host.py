@@ -61,3 +61,50 @@ def test_a_late_read_returns_the_current_value_without_waiting(far):
 def test_bfloat16_stays_a_tensor(far):
     found = host.read(torch.tensor([1.5], dtype=torch.bfloat16).to(far.device))
     assert type(found) is torch.Tensor and found.device.type == "cpu" and found.tolist() == [1.5]
+
+
+def packed(device):
+    """A reader of tensors on a device, these tensors, and tensors on the CPU that share one memory."""
+    originals = of(device)
+    copies = [
+        torch.nn.Parameter(leaf) if leaf.is_floating_point() else leaf for leaf in map(torch.zeros_like, of("cpu"))
+    ]
+    return host.PackedReader(originals), originals, host.PackedMemory(copies), copies
+
+
+def of(device):
+    """Returns tensors of each size of numbers; the first is not contiguous."""
+    given = leaves(device)
+    return [*given["pair"], *(given[name] for name in ("flags", "sum", "bytes"))]
+
+
+def test_packed_tensors_arrive_in_their_shapes_without_waiting(far):
+    for device in (far.device, "cpu"):
+        reader, originals, memory, copies = packed(device)
+        far.clear()
+        result = reader.read_later()
+        for leaf in originals:
+            leaf.zero_()
+        later = reader.read_later()
+        memory.write(result())
+        assert not far.waits
+        assert all(map(torch.equal, copies, of("cpu")))
+        memory.write(later())
+        assert not any(copy.any() for copy in copies)
+
+
+def test_a_packed_reader_follows_tensors_to_new_memory():
+    reader, originals, memory, copies = packed("cpu")
+    reader.read_later()
+    originals[0].data = originals[0] + 1
+    originals[3].fill_(9)
+    memory.write(reader.read_later()())
+    assert torch.equal(copies[0], of("cpu")[0] + 1) and copies[3] == 9
+
+
+def test_tensors_keep_their_values_and_identity_in_a_packed_memory():
+    given = of("cpu")
+    before = list(given)
+    host.PackedMemory(given)
+    assert all(a is b for a, b in zip(given, before)) and all(map(torch.equal, given, of("cpu")))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in given}) == 1

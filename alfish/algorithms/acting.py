@@ -113,6 +113,15 @@ def tensors_of(*modules: nn.Module) -> tuple[dict[str, torch.Tensor], ...]:
     return tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
 
 
+def changing_tensors(algorithm: RLAlgorithm, transforms: Transforms) -> list[torch.Tensor]:
+    """Returns the parameters and buffers that training changes, without duplicates, in a fixed order.
+
+    Tensors of encoders in the transforms never change, so workers receive them only at the start.
+    """
+    by_name = tensors_of(algorithm, *transforms.others)
+    return list({id(tensor): tensor for own in by_name for tensor in own.values()}.values())
+
+
 @contextlib.contextmanager
 def with_tensors(tensors: tuple[dict[str, torch.Tensor], ...], *modules: nn.Module) -> Iterator[None]:
     """Makes modules use other tensors within the context; `tensors` has the form that `tensors_of` returns."""

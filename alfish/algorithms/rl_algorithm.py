@@ -17,7 +17,7 @@ no attribute, so the learner can compile a whole update. No hook may write into 
 
 import abc
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -95,6 +95,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def tell_progress(self, number: float) -> None:
         """Sets `known_progress`, because reading the buffer `progress` would wait for its device."""
         self.__dict__["known_progress"] = number
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies, such as those of workers, receive the buffer `progress`, and nobody tells them the number.
+        return {name: value for name, value in self.__dict__.items() if name != "known_progress"}
 
     def initial_state(self, batch_size: int) -> Nest:
         """Returns the state at the start of an episode, `[B, ...]`, such as memory or noise; None means no state."""

@@ -64,8 +64,7 @@ class CompiledFunction:
       function: function that maps a nest of tensors to a nest of tensors.
       arguments: example arguments, tensors or instances of `TensorLayout`, with the structure, shapes, strides and
         dtypes of later calls.
-      precision: precision of large matrix products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in
-        float32.
+      precision: precision of large matrix products and convolutions: 'float32', or 'bfloat16' with sums in float32.
 
     Attributes:
       structure: structure of the results.
@@ -96,7 +95,7 @@ class CompiledFunction:
 
         on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
         has_kernel = on_cpu and matmul.expects_products()  # the library is built while the graph is traced
-        self._call = _built(flat, leaves, fake, precision if on_cpu else None, has_kernel)
+        self._call = _built(flat, leaves, fake, precision, has_kernel)
         if has_kernel and not matmul.has_products():
             self._call = _built(flat, leaves, fake, precision, has_kernel=False)
 
@@ -134,7 +133,7 @@ def _built(
     function: Callable[..., list[torch.Tensor]],
     leaves: list[torch.Tensor],
     fake: Any,
-    precision: str | None,
+    precision: str,
     has_kernel: bool,
 ) -> Callable[[list[torch.Tensor]], Any]:
     """Returns the compiled graph of a function; see `_compile`.
@@ -142,7 +141,7 @@ def _built(
     Args:
       function: function that maps leaves to results; no result may share memory with another tensor.
       leaves: example tensors of the mode `fake`.
-      precision: precision of matrix products on a CPU; None means that torch computes the products.
+      precision: precision of large products and convolutions, see `rewrite_products`.
       has_kernel: whether alfish's own matrix kernel is available, see `rewrite_products`.
     """
     make_fx = torch_internals.make_fx
@@ -160,8 +159,7 @@ def _built(
     # If another process compiles the same graph, this process waits here, and then finds the graph in the cache.
     try:
         with cache.in_use(), cache.lock(name[:2]):
-            if precision is not None:
-                matmul.rewrite_products(graph, precision, has_kernel)
+            matmul.rewrite_products(graph, precision, has_kernel)
             compiled = _compile(graph, leaves, fake)
         _trim_cache()
     except OSError as error:

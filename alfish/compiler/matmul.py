@@ -1,4 +1,6 @@
-"""Rewrites matrix products and convolutions in a graph to the fastest method on a CPU.
+"""Rewrites matrix products and convolutions in a graph to the fastest method.
+
+On a GPU, only large products and convolutions change, and only if bfloat16 is requested. On a CPU:
 
 - A matrix-vector product becomes a multiplication and a sum, which the compiler fuses with neighbouring loops.
 - Other products in float32 use the kernel in `matmul.cpp`. The kernel needs no preparation, and does not copy
@@ -75,6 +77,9 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
     def product(a: Node, b: Node) -> Node | None:
         left, right = a.meta["val"], b.meta["val"]
         (num_rows, inner), num_columns = left.shape[-2:], right.shape[-1]
+        is_small = num_rows * inner * num_columns < LARGE_PRODUCT or min(num_rows, inner, num_columns) < NARROW
+        if left.device.type != "cpu" and (precision == "float32" or is_small):
+            return None
         if inner == 1:
             return call(aten.mul.Tensor, (a, b))
         if num_columns == 1 and left.is_floating_point():  # a sum of integers has a different dtype
@@ -82,7 +87,6 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
             return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
         if left.dtype != torch.float32:
             return None
-        is_small = num_rows * inner * num_columns < LARGE_PRODUCT or min(num_rows, inner, num_columns) < NARROW
         if precision == "float32" or is_small:
             return call(torch.ops.alfish.product.default, (a, b)) if has_kernel else None
         if has_kernel and has_bfloat16_products():
@@ -216,7 +220,7 @@ def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Ca
     size = pixels.numel() * math.prod(weight.meta["val"].shape[1:])  # type: ignore[union-attr]
     if node.kwargs or pixels.dtype != torch.float32 or size < smallest:
         return
-    if not torch_internals.has_bfloat16_convolutions():
+    if pixels.device.type == "cpu" and not torch_internals.has_bfloat16_convolutions():
         return
     with graph.inserting_before(node):
         low_image, low_weight = in_bfloat16(image), in_bfloat16(weight)  # type: ignore[arg-type]

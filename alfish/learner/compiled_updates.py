@@ -233,12 +233,10 @@ class CompiledUpdates:
         return _Graph(function, self._update.notes)
 
     def _judge_precision(self) -> None:
-        """Logs a message if bfloat16 is not faster; only for the first graph."""
-        if self._precision == "float32" or self._made:
+        """Logs a message if bfloat16 is slower on this processor; only for the first graph."""
+        if self._precision == "float32" or self._made or not self._plain.on_cpu:
             return
-        if not self._plain.on_cpu:
-            self._log("Matrix products stay in float32: Learner.precision = 'bfloat16' has no effect on a GPU")
-        elif matmul.bfloat16_cost() > SLOWER:
+        if matmul.bfloat16_cost() > SLOWER:
             self._log(
                 f"On this processor a large product takes {matmul.bfloat16_cost():.1f} times as long in bfloat16 as in "
                 "float32; Learner.precision = 'float32' is faster"

@@ -70,7 +70,9 @@ class Learner:
         cannot be compiled, a warning is logged, and updates run without compilation.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph. Rows that are not in a replay ring
         are first copied to fixed memory. Has no effect with several learners.
-      precision: precision of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
+      precision: precision of large products in updates: 'float32'; 'bfloat16', for large products and convolutions of a
+        compiled update; or 'tf32', in which a GPU computes all products of float32 numbers faster, with 10 bits after
+        the point (no effect on a CPU). Sums and optimizers stay in float32.
 
     Attributes:
       frozen: parts that do not train.
@@ -100,9 +102,9 @@ class Learner:
         max_nonfinite_updates: PositiveInt = 10,
         compile: bool | Literal["auto"] = "auto",
         cuda_graphs: bool = False,
-        precision: Literal["float32", "bfloat16"] = "float32",
+        precision: Literal["float32", "bfloat16", "tf32"] = "float32",
     ):
-        if precision != "float32" and compile is not True:
+        if precision == "bfloat16" and compile is not True:
             raise UsageError(f"Learner.precision = {precision!r} requires Learner.compile = True")
         if cuda_graphs and compile is False:
             raise UsageError("Learner.cuda_graphs = True requires Learner.compile = True or 'auto'")
@@ -117,11 +119,11 @@ class Learner:
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
         self._compile = functools.partial(
-            CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
+            CompiledUpdates, self._plain, precision.replace("tf32", "float32"), cuda_graphs, lambda line: self.log(line)
         )
         self._compiled: CompiledUpdates | CompiledLater | None = self._compile() if compile is True else None
         self._decides, self._fell_back = compile == "auto", False
-        self._max_nonfinite_updates = max_nonfinite_updates
+        self._precision, self._max_nonfinite_updates = precision, max_nonfinite_updates
         self._tell(0)
         self.updates, self.is_small = 0, False
         self._learning_rate: dict[str, float] = {}  # rates of the last updates
@@ -203,7 +205,7 @@ class Learner:
         before = self.updates
         if type(self._compiled) is CompiledLater and self.is_switching:
             self.switch()
-        with torch.no_grad():  # an update enables gradients itself
+        with torch.no_grad(), self._products():  # an update enables gradients itself
             self._means.add(self._updates(chunks, summarize))
         if self._compiled is not None:
             self._compiled.forget_batch()
@@ -346,6 +348,10 @@ class Learner:
                 part.__dict__["num_updates"] = self.updates  # faster than a call of `__setattr__`
         return record
 
+    def _products(self) -> Any:
+        """Returns a context that sets the precision of a GPU's products."""
+        return _in_tf32() if self._precision == "tf32" and not self._plain.on_cpu else contextlib.nullcontext()
+
     def _settle(self) -> None:
         """On a GPU, subtracts updates that a stop skipped from the number of updates."""
         if num_stopped := self._plain.settle():
@@ -419,3 +425,14 @@ def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:
         return []
     groups = algorithm.parameter_groups()
     return [name for name in learning_rate if name not in groups]
+
+
+@contextlib.contextmanager
+def _in_tf32() -> Iterator[None]:
+    """Lets a GPU compute matrix products in TF32 within the context."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

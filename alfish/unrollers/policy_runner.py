@@ -75,6 +75,11 @@ class PolicyRunner:
             check_action(action, algorithm, "random_action", algorithm.action_spec, len(seen.step_type))
         return nest.to(action, self._device)
 
+    @property
+    def sources(self) -> list[torch.Tensor] | None:
+        """Parameters and buffers that acting reads; None if it may read all, because it uses torch."""
+        return None if self._program is None else self._sources
+
     def refresh(self) -> None:
         """Reads parameters and buffers again. Call it after they have changed."""
         if self._program is None:

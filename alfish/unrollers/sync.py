@@ -185,7 +185,7 @@ class SyncUnroller(Unroller):
         self._restart_episodes()
         self.start()
         self._at_random = False
-        self._actor.refresh()
+        self._refresh()
         with in_eval_mode(self._algorithm, explores=True):
             found = run_episodes(self, num_episodes)
         self._restart_episodes()  # current episodes have lost their beginnings
@@ -258,11 +258,15 @@ class SyncUnroller(Unroller):
             self._judge(nest.map(lambda leaf: as_tensor(leaf)[None], self.time_step), math.nan)
             raise
 
+    def _refresh(self) -> None:
+        """Prepares acting with the algorithm's current parameters and buffers."""
+        self._actor.refresh()
+
     def _begin(self, at_random: bool) -> UnrollStart:
         """Begins an unroll at `time_step`."""
         unseen, self._unseen = self._unseen, False
         self._at_random = at_random
-        self._actor.refresh()
+        self._refresh()
         self._tell_progress()
         state = self._state
         if state is not None:

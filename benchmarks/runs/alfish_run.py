@@ -40,7 +40,7 @@ from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.profiler import Profile
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, RewardClip
-from alfish.unrollers import AsyncUnroller, SyncUnroller
+from alfish.unrollers import AsyncUnroller, HostUnroller, SyncUnroller
 from benchmarks.delayed import Delayed
 from benchmarks.runs import script, threshold
 
@@ -55,7 +55,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto_bfloat16": {"compile": True, "precision": "bfloat16"},
     "sync": {"compile": True},
     "async": {"compile": True},
+    "host": {"compile": True},  # with `HostUnroller`
+    "gpu": {"compile": True},  # variants whose names begin so train on a GPU
+    "gpu_host": {"compile": True},
+    "gpu_graphs": {"compile": True, "cuda_graphs": True},
 }
+UNROLLERS = {"async": AsyncUnroller, "host": HostUnroller, "gpu_host": HostUnroller, "gpu_graphs": HostUnroller}
 
 
 class Clock(Listener):
@@ -83,11 +88,11 @@ def train(
         Trainer(
             root_dir,
             environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs, **environment or {}),
-            unroller=AsyncUnroller if variant == "async" else SyncUnroller,
+            unroller=UNROLLERS.get(variant, SyncUnroller),
             learner=functools.partial(learner, **VARIANTS[variant]),
             listeners=[CheckpointSaver(), Summaries(), clock, *profile],
             seed=seed,
-            device="cpu",
+            device="cuda" if variant.startswith("gpu") else "cpu",
             num_threads="auto" if variant.startswith("auto") else torch.get_num_threads(),
             **options,
         ).train()

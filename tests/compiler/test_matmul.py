@@ -284,6 +284,28 @@ def test_a_product_of_integers_keeps_its_dtype(dtype):
     assert found.dtype == dtype and torch.equal(found, arguments[0] @ arguments[1])
 
 
+class Far:
+    """The layout of a tensor on another device, where tracing needs no numbers."""
+
+    dtype, device = torch.float32, torch.device("meta")
+
+    def __init__(self, *shape):
+        self.shape, self.stride = shape, torch.empty(shape, device="meta").stride
+
+
+@pytest.mark.parametrize(("precision", "num_low"), [("float32", 0), ("bfloat16", 1)])
+def test_on_a_gpu_only_large_products_change_and_only_in_bfloat16(precision, num_low):
+    def function(given):
+        image, weight, a, b, small = given
+        return torch.conv2d(image, weight, padding=1), a @ b, small @ b[:, :1], a[:1] @ b
+
+    layouts = Far(128, 32, 16, 16), Far(32, 32, 3, 3), Far(128, 128), Far(128, 128), Far(4, 128)
+    targets, _ = graph_of(function, layouts, precision)
+    assert count(targets, OWN, OWN_LOW, "aten.mul") == 0
+    assert count(targets, "aten.mm") == 3 and count(targets, "aten.convolution") == 1
+    assert count(targets, "_to_copy") == 6 * num_low  # two operands and the result, of the convolution and a product
+
+
 @pytest.mark.parametrize("precision", matmul.PRECISIONS)
 def test_one_product_after_another_is_rewritten(precision):
     a, b, _ = square()

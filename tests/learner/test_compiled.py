@@ -16,6 +16,7 @@ import weakref
 
 import pytest
 import torch
+from far_device import FarDevice
 from gymnasium import spaces
 from hidden_names import hide
 from torch import nn
@@ -904,16 +905,28 @@ def test_slower_bfloat16_is_reported(interpreted, monkeypatch, precision, cost, 
     assert any("takes 1.8 times as long in bfloat16" in line for line in lines) == says
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_is_reported_once_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
-    learner, lines = Learner(Regression(), compile=True, precision=precision), []
-    learner.log = lines.append
+def test_the_speed_of_bfloat16_is_not_measured_for_a_gpu(interpreted, monkeypatch):
+    monkeypatch.setattr(matmul, "bfloat16_cost", lambda: pytest.fail("measured on the CPU"))
+    learner = Learner(Regression(), compile=True, precision="bfloat16")
     monkeypatch.setattr(learner._plain, "on_cpu", False)
     learner.train(columns_of(num_updates=10))
-    learner.train(columns_of(num_updates=10, size=8))
-    assert sum(line.startswith("Compiled the update") for line in lines) == 2
-    says = [line for line in lines if "Learner.precision = 'bfloat16' has no effect on a GPU" in line]
-    assert len(says) == (precision == "bfloat16")
+
+
+@pytest.mark.parametrize(("precision", "in_update"), [("float32", "medium"), ("tf32", "high")])
+def test_updates_on_a_gpu_use_tf32_if_requested(monkeypatch, precision, in_update):
+    monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: setting[-1])
+    monkeypatch.setattr("torch.set_float32_matmul_precision", lambda value: setting.append(value))
+    setting, found = ["medium"], set()
+
+    def asks(self, loss, experience):
+        found.add(setting[-1])
+        return loss
+
+    with FarDevice() as far:
+        learner = Learner(Regression(asks).to(far.device), compile=False, precision=precision)
+        chunks = columns_of(as_columns=False)
+        learner.train(nest.map(lambda leaf: leaf.to(far.device) if torch.is_tensor(leaf) else leaf, chunks))
+    assert found == {in_update} and setting[-1] == "medium"
 
 
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):

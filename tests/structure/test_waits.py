@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from alfish.replay import AlignedRingBuffer
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
+from alfish.unrollers import HostUnroller, SyncUnroller
 
 NUM_ENVS = 16
 # Algorithm, length of an unroll, length of an episode, batches.
@@ -60,6 +62,24 @@ class Far(TensorPointMass):
         self._position, self._elapsed = self._position.to(self.device), self._elapsed.to(self.device)
 
 
+class Pushed(gymnasium.Env):
+    """Has its rows on the CPU: a point on a line is pushed, in episodes of fixed length."""
+
+    observation_space, action_space = spaces.Box(-100, 100, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, length):
+        self._length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._position, self._elapsed = self.np_random.uniform(-1, 1, 1).astype(np.float32), 0
+        return self._position, {}
+
+    def step(self, action):
+        self._position, self._elapsed = self._position + action, self._elapsed + 1
+        return self._position, -float(abs(self._position[0])), False, self._elapsed == self._length, {}
+
+
 class FarSimulator(StampedSimulator):
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
@@ -85,7 +105,9 @@ def far(monkeypatch):
         yield far
 
 
-def make(root_dir, recipe, transforms=(), env=Far, device="meta", learning_rate=3e-4, **settings):
+def make(
+    root_dir, recipe, transforms=(), env=Far, device="meta", learning_rate=3e-4, unroller=SyncUnroller, **settings
+):
     algorithm, unroll_length, length, batches = RECIPES[recipe]
     trainer = Trainer(
         root_dir,
@@ -95,6 +117,7 @@ def make(root_dir, recipe, transforms=(), env=Far, device="meta", learning_rate=
         ),
         batches=batches,
         transforms=list(transforms),
+        unroller=unroller,
         learner=functools.partial(Learner, max_grad_norm=0.5, compile=False, learning_rate=learning_rate),
         unroll_length=unroll_length,
         listeners=[],
@@ -125,6 +148,24 @@ def test_an_iteration_waits_only_here(tmp_path, far, recipe, expected, transform
     trainer, iterations = make(tmp_path, recipe, transforms)
     expected = Counter(expected)
     assert waits_of(far, iterations) == expected
+    trainer.close()
+
+
+@pytest.mark.parametrize("transforms", [(), NORMALIZERS], ids=["raw", "normalized"])
+@pytest.mark.parametrize(
+    ("recipe", "unroller", "expected"),
+    [
+        ("sac", HostUnroller, {}),
+        ("ppo", functools.partial(HostUnroller, lag=0), {}),
+        ("sac", SyncUnroller, {"environments/environment.py: convert": 2}),
+    ],
+)
+def test_an_iteration_with_environments_on_the_cpu_waits_only_here(
+    tmp_path, far, recipe, unroller, expected, transforms
+):
+    trainer, iterations = make(tmp_path, recipe, transforms, Pushed, unroller=unroller)
+    assert waits_of(far, iterations) == Counter(expected)
+    assert far.unpinned == []
     trainer.close()
 
 

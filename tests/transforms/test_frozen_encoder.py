@@ -13,6 +13,7 @@ from torch import nn
 
 import alfish
 from alfish import nest, specs
+from alfish.algorithms.acting import changing_tensors
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
@@ -32,7 +33,6 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, FrozenEncoder, ObservationNormalizer, Transform, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller
-from alfish.unrollers.workers.shared_tensors import state_tensors
 
 CNN = functools.partial(SmallCNN, channels=(4,), output_size=8)
 IMAGE = spaces.Box(0, 255, (10, 5, 1), np.uint8)
@@ -316,7 +316,7 @@ class TestRows:
     def test_frozen_encoders_are_not_published_to_workers(self):
         chain = Transforms([FROZEN, ObservationNormalizer], IMAGE, SCALAR)
         algorithm = dqn(FEATURES)(chain.observation_spec, spaces.Discrete(3), SCALAR)
-        published = {id(tensor) for tensor in state_tensors(algorithm, chain)}
+        published = {id(tensor) for tensor in changing_tensors(algorithm, chain)}
         assert not published & {id(parameter) for parameter in chain.encoders[0].parameters()}
         assert published >= {id(tensor) for tensor in (*algorithm.parameters(), *chain.others[0].buffers())}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from alfish.algorithms.acting import changing_tensors
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.environments import Environment
 from alfish.errors import UsageError
@@ -13,7 +14,6 @@ from alfish.processes.messages import Setup, Stepping
 from alfish.transforms import Transforms
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
-from alfish.unrollers.workers.shared_tensors import state_tensors
 from alfish.unrollers.workers.slots import ActingPolicy
 from alfish.unrollers.workers.worker_process import StepWatch, WorkerUnroller
 
@@ -37,7 +37,7 @@ class SentPolicies(abc.ABC):
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns the published tensors without duplicates, in the same order in the trainer and in workers."""
-        found = (tensor for networks in self.changing() for tensor in state_tensors(*networks))
+        found = (tensor for networks in self.changing() for tensor in changing_tensors(*networks))
         return list({id(tensor): tensor for tensor in found}.values())
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
 """Tensors in buffers that processes share or send: segments and weights. Buffers consist of words of 8 bytes."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -101,15 +101,3 @@ class SharedWeights:
         for tensor, source in zip(self._tensors, self._own):
             tensor.copy_(source)
         return version
-
-
-def state_tensors(algorithm: Any, transforms: Any) -> list[torch.Tensor]:
-    """Returns the parameters and buffers that training changes, without duplicates, in a fixed order.
-
-    Tensors of encoders in the transforms never change, so workers receive them only at the start.
-    """
-    seen: dict[int, torch.Tensor] = {}
-    for module in (algorithm, *transforms.others):
-        for _, tensor in (*module.named_parameters(), *module.named_buffers()):
-            seen.setdefault(id(tensor), tensor)
-    return list(seen.values())
