@@ -13,6 +13,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.data import Experience
 from alfish.errors import UsageError, first_line
+from alfish.metrics import Metrics
 from alfish.metrics.episode_sums import StepSums
 from alfish.policies.networks import load_networks
 from alfish.processes import replicas
@@ -24,6 +25,7 @@ from alfish.training.clock import Clock
 from alfish.training.listener import Report
 from alfish.training.run_directory import RunDirectory
 from alfish.training.run_parts import MAX_THREADS, JointParts, Parts
+from alfish.unrollers import StepRecords
 
 # Parts of an iteration; see `Timer`.
 COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: storing rows"
@@ -109,6 +111,8 @@ class Loop:
         self._parts.unroller.publish()
         self._agreement.pause(timer.begin(LOOP))
         self._collect_seconds += collected - began
+        if clock.finished:
+            _measure(self._parts.metrics, self._parts.unroller.late_records())
         report = self.report()
         report.scalars |= {f"train/{name}": value for name, value in learned.items()}
         report.is_summary = is_due or report.finished
@@ -285,12 +289,7 @@ class Loop:
             self._signals.breakable = False
         self._timer.begin(METRICS)
         steps = self._agreement.steps(unroller.num_steps)
-        records = unroller.records
-        assert records is not None
-        if isinstance(records, StepSums):
-            self._parts.metrics.add(records)
-        else:
-            self._parts.metrics.update(*records)
+        _measure(self._parts.metrics, unroller.records)
         self._timer.begin(STORE)
         batches.add(experience)
         return experience, steps
@@ -340,6 +339,14 @@ def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
     view[...] = progress
     if isinstance(view, torch.Tensor):
         algorithm.tell_progress(progress)
+
+
+def _measure(metrics: Metrics, records: StepRecords | StepSums | None) -> None:
+    """Updates the metrics with the records of an unroll; None means that there are none."""
+    if isinstance(records, StepSums):
+        metrics.add(records)
+    elif records is not None:
+        metrics.update(*records)
 
 
 def _check_counts(counts: dict[str, float]) -> None:

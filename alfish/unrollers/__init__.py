@@ -2,6 +2,7 @@
 
 from alfish.unrollers.chunks import CompiledUnroller
 from alfish.unrollers.double_buffered import DoubleBufferedUnroller
+from alfish.unrollers.on_device import DeviceUnroller
 from alfish.unrollers.on_host import HostUnroller
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.unroller import StepRecords, Unroller
@@ -12,6 +13,7 @@ __all__ = [
     "StepRecords",
     "AsyncUnroller",
     "CompiledUnroller",
+    "DeviceUnroller",
     "DoubleBufferedUnroller",
     "HostUnroller",
     "SyncUnroller",

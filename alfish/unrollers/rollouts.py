@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish import host, nest
+from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Ends, StepType, TimeStep
 from alfish.errors import UsageError
@@ -34,41 +34,36 @@ def time_steps_of(rows: Sequence[TimeStep]) -> TimeStep:
     return TimeStep(*map(_stacked, zip(*rows)))
 
 
-def records(
-    rows: TimeStep,
-    newest: TimeStep | None,
-    ends: Ends | None,
-    unseen: bool,
-    infos: list[tuple[int, dict[str, Any]]],
-    shown: Sequence[str] = (),
-    signs: Sequence[Any] = (),
-) -> tuple[StepRecords, Sequence[Any]]:
-    """Returns the records of an unroll: its new rows in order of time. Reads from a device only once.
+def recorded(rows: TimeStep, newest: TimeStep | None, ends: Ends | None, shown: Sequence[str] = ()) -> Nest:
+    """Returns what `records` needs from the rows of an unroll, as a dict of arrays or tensors.
 
     Args:
       rows: time step of the unroll, `[T, B]`.
       newest: newest row, `[B]`; None if it is the last row of `rows`.
       ends: LAST rows that are stored separately; None if each step made exactly one row in every column.
-      unseen: whether row 0 is new; otherwise, the previous records have it.
-      infos: pairs of a step's index, from 0, and its info.
       shown: optional fields of the records.
-      signs: 0-d tensors or numbers to copy from the device together with the records.
-
-    Returns:
-      The records and the signs as numbers.
     """
     fields = {"step_type": "step_type", "reward": "reward", **{name: SHOWN_FIELDS[name] for name in shown}}
     parts = rows, newest, ends and ends.time_step
-    wanted = {name: [part and getattr(part, field) for part in parts] for name, field in fields.items()}
-    found, signs = host.read((wanted, signs))
+    return {name: [part and getattr(part, field) for part in parts] for name, field in fields.items()}
+
+
+def records(found: Nest, unseen: bool, infos: list[tuple[int, dict[str, Any]]]) -> StepRecords:
+    """Returns the records of an unroll: its new rows in order of time.
+
+    Args:
+      found: result of `recorded`, as arrays.
+      unseen: whether row 0 is new; otherwise, the previous records have it.
+      infos: pairs of a step's index, from 0, and its info.
+    """
 
     def followed(name: str) -> Nest:
         own, end, _ = found[name]
         return own if end is None else nest.map(lambda leaf, last: np.concatenate([leaf, last[None]]), own, end)
 
-    if ends is None:
-        arrived = {name: nest.at(followed(name), slice(1 - unseen, None)) for name in fields}
-        return StepRecords(infos=[(t + unseen, info) for t, info in infos], **arrived), signs
+    if found["step_type"][2] is None:
+        arrived = {name: nest.at(followed(name), slice(1 - unseen, None)) for name in found}
+        return StepRecords(infos=[(t + unseen, info) for t, info in infos], **arrived)
     # A step adds its own rows, and then the FIRST rows of resets in this step, with PAD in the other columns.
     begins = (followed("step_type")[1:] == StepType.FIRST) & (found["step_type"][2] != StepType.FIRST)
     is_kept = np.concatenate([[unseen], np.stack([np.ones(len(begins), bool), begins.any(1)], 1).reshape(-1)])
@@ -77,13 +72,13 @@ def records(
         pairs = np.stack([last, own[1:]], 1)
         return np.concatenate([own[:1], pairs.reshape(-1, *own.shape[1:])])[is_kept]
 
-    arrived = {name: nest.map(interleaved, followed(name), found[name][2]) for name in fields}
+    arrived = {name: nest.map(interleaved, followed(name), found[name][2]) for name in found}
     has_begun = np.repeat(begins, 2, axis=0)
     has_begun[::2] = True
     has_begun = np.concatenate([np.ones((1, begins.shape[1]), bool), has_begun])[is_kept]
     arrived["step_type"] = np.where(has_begun, arrived["step_type"], StepType.PAD)
     places = np.flatnonzero((np.arange(len(is_kept)) % 2 == 1)[is_kept])
-    return StepRecords(infos=[(int(places[t]), info) for t, info in infos], **arrived), signs
+    return StepRecords(infos=[(int(places[t]), info) for t, info in infos], **arrived)
 
 
 def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:

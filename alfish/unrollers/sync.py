@@ -8,7 +8,7 @@ import gin
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.algorithms.acting import Actor, StatefulInfo, in_eval_mode, reset_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.numpy_program import quiet
@@ -44,6 +44,15 @@ class Steps(NamedTuple):
     rows: list[tuple[TimeStep, Nest, Nest]]  # time step, action and info of each row
     ends: list[tuple[Array, TimeStep]]  # LAST rows that are stored separately, see `SyncUnroller._take_end`
     infos: list[tuple[int, dict[str, Any]]]  # pairs of a step's index and its info
+
+
+class Arrival(NamedTuple):
+    """What was read of an unroll for its records, and the rows to check."""
+
+    read: tuple[Nest, list[Any], Any]  # the result of `rollouts.recorded`, `RowCheck.sign` of rows, `Environment.sign`
+    checked: list[TimeStep]
+    unseen: bool
+    infos: list[tuple[int, dict[str, Any]]]
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -369,15 +378,18 @@ class SyncUnroller(Unroller):
         return called_apart(_first_rows)(self.environment)
 
     def _record(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None, unseen: bool, infos: Any) -> None:
-        """Sets `records`, and reads each `RowCheck.sign` in the same copy from the device; see `rollouts.records`."""
+        """Sets `records`, and reads each `RowCheck.sign` in the same copy from the device."""
         checked = [rows] if ends is None else [rows, ends.time_step]
-        signs = list(map(self._sign, checked))
-        if self.environment.sign is not None:
-            signs.append(self.environment.sign)
-        self.records, read = rollouts.records(rows, newest, ends, unseen, infos, self.shown, signs)
-        self._signs = list(zip(checked, read))
-        if self.environment.sign is not None:
-            self.environment.judge(read[-1])
+        given = rollouts.recorded(rows, newest, ends, self.shown), list(map(self._sign, checked)), self.environment.sign
+        self._arrive(Arrival(host.read(given), checked, unseen, infos))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        """Sets `records` and `_signs` from what was read of an unroll."""
+        found, signs, sign_of_environment = arrival.read
+        self.records = rollouts.records(found, arrival.unseen, arrival.infos)
+        self._signs = list(zip(arrival.checked, signs))
+        if sign_of_environment is not None:
+            self.environment.judge(sign_of_environment)
 
     def _check(self, time_step: TimeStep, sign: float) -> None:
         self._judge(time_step, sign)

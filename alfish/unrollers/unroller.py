@@ -60,7 +60,7 @@ class Unroller(abc.ABC):
       stepping: way of stepping environments, as text after the number of environments in the log ("8 environments
         in one loop"); '' if there is nothing to report.
       records: records of the last unroll for metrics, with `num_envs` columns; `StepSums` if the unroller has summed
-        the rows.
+        the rows; None if the records arrive later.
       log: function that receives lines for the user.
       check_signals: function called while waiting for other processes; raises if a signal asks to stop.
       drains: whether `unroll` ignores `length`, and returns all rows that other processes have collected.
@@ -148,6 +148,10 @@ class Unroller(abc.ABC):
           UsageError: this unroller collects only for a trainer.
         """
         raise self._refusal("generate_episodes")
+
+    def late_records(self) -> StepRecords | None:
+        """Returns the records that would arrive with the next unroll, at the end of a run. Default: none."""
+        return None
 
     def publish(self) -> None:
         """Publishes weights after an iteration has changed them. Default: counts the publication."""

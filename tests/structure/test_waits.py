@@ -31,7 +31,7 @@ from alfish.replay import AlignedRingBuffer
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
-from alfish.unrollers import HostUnroller, SyncUnroller
+from alfish.unrollers import DeviceUnroller, HostUnroller, SyncUnroller
 
 NUM_ENVS = 16
 # Algorithm, length of an unroll, length of an episode, batches.
@@ -48,7 +48,7 @@ RECIPES = {
 }
 NORMALIZERS = [ObservationNormalizer, RewardNormalizer]
 # Reads of an iteration, by the function that reads.
-UNROLL = {"unrollers/rollouts.py: records": 1}
+UNROLL = {"unrollers/sync.py: _record": 1}
 REPLAY = {"replay/row_store.py: accept": 1}
 IN_LINE = {"data.py: in_line": 1}  # how many rows an unroll has, where episodes end and begin in the same step
 
@@ -170,12 +170,15 @@ def test_an_iteration_with_environments_on_the_cpu_waits_only_here(
 
 
 @pytest.mark.parametrize("env", [FarSimulator, FarIsaacLab])
-def test_an_iteration_with_an_aligned_replay_waits_for_its_records_only(tmp_path, far, monkeypatch, env):
+@pytest.mark.parametrize(("unroller", "expected"), [(SyncUnroller, UNROLL), (DeviceUnroller, {})])
+def test_an_iteration_with_an_aligned_replay_waits_for_its_records_only(
+    tmp_path, far, monkeypatch, env, unroller, expected
+):
     install_isaac_lab(monkeypatch, device=far.device)
     algorithm, *lengths, batches = RECIPES["sac"]
     monkeypatch.setitem(RECIPES, "sac", (algorithm, *lengths, functools.partial(batches, buffer=AlignedRingBuffer)))
-    trainer, iterations = make(tmp_path, "sac", env=env)
-    assert waits_of(far, iterations) == UNROLL
+    trainer, iterations = make(tmp_path, "sac", env=env, unroller=unroller)
+    assert waits_of(far, iterations) == Counter(expected)
     trainer.close()
 
 
