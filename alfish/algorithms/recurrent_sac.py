@@ -51,6 +51,7 @@ class RecurrentSAC(SAC):
     ):
         self._memory = memory  # set first, because the base class calls `make_networks`
         super().__init__(observation_spec, action_spec, reward_spec, **sac_arguments)
+        del self._memory  # a reference of gin cannot be sent to workers
         self.replay_needs = self.replay_needs._replace(recurrent_state=True)
         self.values.check(self, self._lambda, memory=True)
 

@@ -52,6 +52,7 @@ class RecurrentTD3(TD3):
     ):
         self._memory = memory  # set first, because the base class calls `make_networks`
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
+        del self._memory  # a reference of gin cannot be sent to workers
         if self._noise_correlation:
             raise UsageError(
                 f"RecurrentTD3.noise_correlation is {self._noise_correlation}, but the policy's state has room for the "

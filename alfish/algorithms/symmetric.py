@@ -11,6 +11,7 @@ KL-adaptive learning rates use the original rows only.
 Mittal et al., 2024, https://arxiv.org/abs/2403.04359; Yu et al., 2018, https://arxiv.org/abs/1801.08093 (mirror loss).
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -76,7 +77,10 @@ class Mirror(nn.Module):
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         """Returns the image of vectors `[..., n]`."""
         if leaf.shape[-1] != len(self._indices):
-            raise UsageError(f"Mirror has {len(self._indices)} indices, and the vector has {leaf.shape[-1]} entries")
+            raise UsageError(
+                f"a Mirror for vectors of {len(self._indices)} entries got a vector of {leaf.shape[-1]}; set "
+                "Mirror.indices or Mirror.signs to a list with an item for each entry"
+            )
         return leaf.index_select(-1, self._indices) * self._signs.to(leaf.dtype)
 
 
@@ -194,9 +198,12 @@ def _mirror_of(
         nest twice is not the identity, or an image is not a choice of its Discrete or MultiDiscrete space.
     """
     paths = nest.paths(spec)
+    given = list(mirror.values()) if isinstance(mirror, Mapping) else [mirror]
+    if any(inspect.isclass(one) for one in given):
+        raise UsageError(f"{name} has a class, but it must be an object, such as @left_right/Mirror() with parentheses")
     if isinstance(mirror, Mapping):
         if unknown := sorted(set(mirror) - set(paths)):
-            raise UsageError(f"{name} names {unknown[0]!r}; the leaves are {sorted(paths)}")
+            raise UsageError(f"{name} names {unknown[0]!r}; {specs.leaves_in_words('the space', spec)}")
         mirrored: Callable[[Nest], Nest] = _Mirrors([mirror.get(path) for path in paths])
     elif isinstance(mirror, Mirror) and not isinstance(spec, spaces.Space):
         raise UsageError(
@@ -207,8 +214,11 @@ def _mirror_of(
         mirrored = mirror
     with random_state.preserved():
         sample = specs.sample(spec, 4)
-    mirrored(nest.at(sample, slice(1)))  # raises if the mirror takes the rows for the entries of a vector
-    image = mirrored(sample)
+    try:
+        mirrored(nest.at(sample, slice(1)))  # raises if the mirror takes the rows for the entries of a vector
+        image = mirrored(sample)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
     same = nest.paths(image) == paths and all(
         one.shape == other.shape and one.dtype == other.dtype
         for one, other in zip(nest.leaves(image), nest.leaves(sample))

@@ -64,7 +64,8 @@ def main(flag_values: flags.FlagValues) -> int:
         shared_flags.check_root_dir(root_dir)
     output = shared_flags.output_file(flag_values.output, ".csv")
     given = flag_values.device, flag_values.allow_import
-    checkpoints = [one if one == "all" else shared_flags.checkpoint(one) for one in flag_values.checkpoints]
+    names = "all", "latest", "best"
+    checkpoints = [shared_flags.checkpoint(one, "checkpoints", names) for one in flag_values.checkpoints]
     players: list[Player] = []
     for root_dir in flag_values.root_dir:
         with open_run(root_dir, *given) as trainer:

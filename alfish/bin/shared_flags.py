@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -108,17 +109,17 @@ def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
     return flag_values.video_episodes
 
 
-def checkpoint(name: str) -> str | int:
-    """Returns the value of --checkpoint: 'latest', 'best', or a number of steps.
+def checkpoint(name: str, flag: str = "checkpoint", names: Sequence[str] = ("latest", "best")) -> str | int:
+    """Returns the value of a flag for checkpoints: one of `names`, or a number of steps.
 
     Raises:
       UsageError: the value is malformed.
     """
-    if name in ("latest", "best"):
+    if name in names:
         return name
     if re.fullmatch("[0-9]+(_[0-9]+)*", name):
         return int(name)
-    raise UsageError(f"--checkpoint is {name!r}; it must be latest, best, or a number of steps")
+    raise UsageError(f"--{flag} is {name!r}; it must be {', '.join(names)}, or a number of steps")
 
 
 def check_root_dir(root_dir: str | None) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import gin
 
-from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExpert
-from alfish.algorithms.imitation.external import is_opened_to_act
+from alfish.algorithms.imitation.expert import Expert, PolicyExpert
 from alfish.configuration import opening
 from alfish.errors import UsageError
 from alfish.offline.data_set import INDEX_FILE
@@ -43,8 +42,6 @@ def saved_policy(
     Raises:
       UsageError: the run or checkpoint does not exist, or its configuration imports a module that is not allowed.
     """
-    if is_opened_to_act():
-        return AbsentExpert()
     if (Path(root_dir) / INDEX_FILE).is_file():
         raise UsageError(
             f"{root_dir} is a data set, which cannot label new rows; give a run with saved_policy.root_dir, or clone "

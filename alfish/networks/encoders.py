@@ -7,7 +7,7 @@ are divided by the same number.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
@@ -24,7 +24,7 @@ from alfish.networks.images import bound_scale, encoder_by_size, is_image
 from alfish.networks.layers import MLP
 from alfish.parameters import checked
 from alfish.parameters.parts import build_memory, build_network, check_features
-from alfish.specs import ActionMask, torch_dtype
+from alfish.specs import ActionMask, leaves_in_words, torch_dtype
 
 # Function from a leaf's space to a module with `output_size` that maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
@@ -56,7 +56,8 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         specs, paths = nest.leaves(observation_spec), nest.paths(observation_spec)
-        overrides = _by_leaf(leaves or {}, paths)
+        _check_spaces(observation_spec)
+        overrides = _by_leaf(leaves or {}, observation_spec)
 
         def choose(path: str, spec: spaces.Space) -> tuple[str, LeafEncoder | None]:
             if path in overrides or (isinstance(spec, ActionMask) and not sees_mask):
@@ -93,13 +94,23 @@ class Encoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def _by_leaf(given: Mapping[str, LeafEncoder | None], paths: Sequence[str]) -> dict[str, LeafEncoder | None]:
+def _check_spaces(observation_spec: Any) -> None:
+    """Raises UsageError if an encoder was called with something other than spaces, such as a number of features."""
+    if not all(isinstance(spec, spaces.Space) for spec in nest.leaves(observation_spec)):
+        raise UsageError(
+            f"Encoder encodes observations, but was called with {observation_spec!r} in place of their spaces; where "
+            "features are the input, give a class such as MLP, or GRU for a memory"
+        )
+
+
+def _by_leaf(given: Mapping[str, LeafEncoder | None], observation_spec: Nest) -> dict[str, LeafEncoder | None]:
     """Returns the encoder of each leaf. A key is the path of a leaf or of a Dict; the longest match counts."""
+    paths = nest.paths(observation_spec)
     found: dict[str, LeafEncoder | None] = {}
     for name, make in sorted(given.items()):  # a leaf comes after the Dict that it is in
         named = [path for path in paths if path == name or path.startswith(f"{name}.")]
         if not named:
-            raise UsageError(f"Encoder.leaves names {name!r}; the observation's leaves are {sorted(paths)}")
+            raise UsageError(f"Encoder.leaves names {name!r}; {leaves_in_words('the observation', observation_spec)}")
         found |= dict.fromkeys(named, make)
     return found
 

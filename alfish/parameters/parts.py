@@ -13,7 +13,7 @@ from alfish.errors.user_code import calling, refuse
 from alfish.parameters import checking
 
 T = TypeVar("T")
-MAX_DEPTH = 50  # maximum depth of nested networks
+MAX_DEPTH = 50  # maximum depth of nested parts
 
 # Files that call factories. A TypeError raised in these files is about the call, not about the factory's code.
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
@@ -49,7 +49,7 @@ def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *
     return part
 
 
-_depth = 0  # depth of the networks that are being built
+_depth = 0  # depth of the parts that are being built
 
 
 def build_network(
@@ -74,14 +74,7 @@ def build_network(
     """
     from torch import nn
 
-    global _depth
-    if _depth >= MAX_DEPTH:
-        raise UsageError(f"{name} makes a network that contains itself without end; set another class")
-    _depth += 1
-    try:
-        network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
-    finally:
-        _depth -= 1
+    network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
     has = has if takes is None else ("forward", *has)
     # Each module inherits a `forward` that raises an error.
     lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward
@@ -191,11 +184,15 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
 def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **keywords: Any) -> Any:
     """Calls a factory. A TypeError about the call becomes a UsageError; `how` describes the correct call."""
+    global _depth
+    if _depth >= MAX_DEPTH:
+        raise UsageError(f"{name} makes a part that contains itself without end; set another class")
     refusal = f"{name} cannot be called {how}"
     if hasattr(factory, "forward") and not inspect.isclass(factory):
         raise UsageError(
             f"{refusal}: it is already {_article(type(factory))}; give its class, or a function that makes it"
         )
+    _depth += 1
     try:
         return factory(*arguments, **keywords)
     except TypeError as error:
@@ -219,6 +216,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
     except (Exception, SystemExit) as error:
         refuse(error, name)
         raise
+    finally:
+        _depth -= 1
 
 
 def undefined_methods(error: TypeError) -> str | None:

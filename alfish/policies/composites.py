@@ -160,6 +160,10 @@ class JointBatches:
     def warmup_env_steps(self) -> int:
         return max(one.batches.warmup_env_steps for one in self._trained())
 
+    @property
+    def needed_env_steps(self) -> int:
+        return max(one.batches.needed_env_steps for one in self._trained())
+
     def start(self, environment: GamesByPolicy) -> None:
         """Starts the batch sources of the policies that train; a source may read recorded data."""
         for member in self._trained():

@@ -174,6 +174,12 @@ class Lineup:
 
     def _add(self, number: int, name: str, patterns: Sequence[str]) -> None:
         """Adds a policy to the candidates for the agents that its patterns match."""
+        for pattern in patterns:
+            if not any(fnmatchcase(agent, pattern) for group in self._games.groups.values() for agent in group.agents):
+                raise UsageError(
+                    f"Trainer.policies[{name!r}] has {pattern!r}, which matches no agent; agents with equal spaces are "
+                    f"{_in_words(self._games)}"
+                )
         fitting = {
             key: [i for i, agent in enumerate(group.agents) if any(fnmatchcase(agent, one) for one in patterns)]
             for key, group in self._games.groups.items()
@@ -181,9 +187,8 @@ class Lineup:
         keys = [key for key, agents in fitting.items() if agents]
         if len(keys) != 1:
             raise UsageError(
-                f"Trainer.policies[{name!r}] is {list(patterns)}, which matches "
-                f"{'agents with different spaces' if keys else 'no agent'}; agents with equal spaces are "
-                f"{_in_words(self._games)}"
+                f"Trainer.policies[{name!r}] is {list(patterns)}, which matches agents with different spaces; agents "
+                f"with equal spaces are {_in_words(self._games)}"
             )
         (key,) = keys
         group = self._games.groups[key]
@@ -264,22 +269,25 @@ def patterns_of(policies: PolicyPatterns | None, games: Games) -> dict[str, tupl
     for name, given in policies.items():
         entries = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (tuple, list)) else ()
         if len(entries) == 2 and isinstance(entries[0], str) and type(entries[1]) is int and entries[1] > 0:
-            found |= {f"{name}{k}": (entries[0],) for k in range(entries[1])}
+            own = {f"{name}{k}": (entries[0],) for k in range(entries[1])}
         elif entries and all(isinstance(entry, str) for entry in entries):
-            found[name] = entries
+            own = {name: entries}
         else:
             raise UsageError(
                 f"Trainer.policies[{name!r}] is {given!r}; it must be a pattern of agents such as 'agent_*', a list of "
                 "patterns, or a pattern with a number of policies, ('agent_*', 4)"
             )
-    for name in found:
-        _check_name(name)
+        for one in own:
+            _check_name(one)
+            if one in found:
+                raise UsageError(f"Trainer.policies names the policy {one} twice; give one of the two another name")
+        found |= own
     return found
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: Any) -> None:
     """Raises UsageError if a policy cannot have this name."""
-    if not name.isidentifier() or name in _RESERVED or len(name) > 64:
+    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED or len(name) > 64:
         raise UsageError(
             f"Trainer.policies has a policy called {name!r}; a name consists of letters, digits and '_', does not "
             f"begin with a digit, has at most 64 characters, and is none of {', '.join(sorted(_RESERVED))}"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from alfish.algorithms.acting import ModeSwitch
+from alfish.algorithms.imitation.external import is_opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments.games import Games, Group
@@ -42,7 +43,7 @@ class PolicySettings:
 
     Args:
       algorithm, transforms, batches, learner: arguments as in `Trainer`; None means the value of `Trainer`.
-      trains: whether the policy learns; if not, it only acts.
+      trains: whether the policy learns; if not, it only acts. None means that it learns unless it is a snapshot.
       snapshot_of: name of the policy of which this policy is a snapshot. A snapshot only acts, is built in the scope of
         the other policy, and periodically receives the other policy's weights (`Snapshots`). None means that the policy
         is not a snapshot.
@@ -56,13 +57,20 @@ class PolicySettings:
         transforms: Sequence[Callable[..., Any]] | None = None,
         batches: Callable[[], Batches] | None = None,
         learner: Callable[[RLAlgorithm], Learner] | None = None,
-        trains: bool = True,
+        trains: bool | None = None,
         snapshot_of: str | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] | None = None,
     ):
         self.algorithm, self.transforms = algorithm, transforms
         self.batches, self.learner = batches, learner
-        self.trains = trains and snapshot_of is None
+        given = {**vars(self), "trains": trains or None}
+        unused = next((name for name, value in given.items() if value is not None), None)
+        if snapshot_of is not None and unused is not None:
+            raise UsageError(
+                f"PolicySettings.{unused} is set, but the policy is a snapshot of {snapshot_of!r}, whose parts it has, "
+                f"and only acts; leave {unused} out"
+            )
+        self.trains = snapshot_of is None if trains is None else trains
         self.snapshot_of = snapshot_of
         self.seed = seed
 
@@ -157,7 +165,8 @@ class Member:
         self._scope, parts = built_as(name)
         self.trains = self.is_training = settings.trains
         self.snapshot_of: str | None = self._source(settings.snapshot_of, lineup)
-        with rebound(self.bindings, name), gin.config_scope(self._scope):
+        # A policy that only acts has a learner with default settings, which reads no bindings.
+        with rebound(self.bindings, name, complete=not is_opened_to_act()), gin.config_scope(self._scope):
             own = {key: _chosen(getattr(parts, key), default) for key, default in defaults.items()}
             drawn = int(np.random.SeedSequence([seed, number, _PURPOSE]).generate_state(1)[0])
             self.stream = RandomStream(_chosen(settings.seed, drawn), device)

@@ -150,3 +150,9 @@ def _action_leaf(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec.reshape(-1))
     return spaces.MultiBinary(int(np.prod(shape_of(space))))
+
+
+def leaves_in_words(whole: str, spec: Nest) -> str:
+    """Returns the paths of a nest's leaves for a message; `whole` names the nest, such as 'the observation'."""
+    paths = sorted(nest.paths(spec))
+    return f"{whole} is a single leaf, which has no path" if paths == [""] else f"the leaves of {whole} are {paths}"

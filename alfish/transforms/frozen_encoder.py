@@ -55,7 +55,8 @@ class FrozenEncoder(Transform):
             raise UsageError(f"the observation has {len(images)} images; set FrozenEncoder.leaf to one of {paths}")
         path = images[0] if leaf is None else leaf
         if path not in paths:
-            raise UsageError(f"FrozenEncoder.leaf is {path!r}; the observation's leaves are {paths}")
+            found = specs.leaves_in_words("the observation", observation_spec)
+            raise UsageError(f"FrozenEncoder.leaf is {path!r}; {found}")
         self._index = paths.index(path)
         space = leaves[self._index]
         factory: Any = encoder or (encoder_by_size(space) if is_image(space) else None)

@@ -17,6 +17,7 @@ from alfish.algorithms.imitation.apprentice import LabelledRollout
 from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExpert
+from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
@@ -336,6 +337,12 @@ def test_the_label_is_cloned_instead_of_the_executed_action(torso):
     assert student.replay_needs.info == ("label",)
     assert student.replay_needs.recurrent_state == (torso is MEMORY), "the expert's memory alone asks for no state"
     assert student.has_state
+
+
+def test_a_policy_that_only_acts_has_no_expert_of_its_own():
+    with opened_to_act():
+        assert isinstance(make(DAgger, Opposite()).expert, AbsentExpert)
+    assert isinstance(make(DAgger, Opposite()).expert, Opposite)
 
 
 def test_a_policy_acts_without_its_expert():

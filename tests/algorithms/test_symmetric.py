@@ -55,7 +55,7 @@ class TestMirror:
             Mirror(indices)
 
     def test_a_vector_of_another_length_is_refused(self):
-        with pytest.raises(UsageError, match="Mirror has 2 indices, and the vector has 3 entries"):
+        with pytest.raises(UsageError, match="a Mirror for vectors of 2 entries got a vector of 3; set Mirror.indices"):
             ACTION(torch.zeros(3))
 
 
@@ -148,7 +148,11 @@ MEMORY = partial(ActorCritic, actor_torso=partial(Torso, memory=GRU))
         ({"mirror_action": lambda action: action + 1}, "SymmetricPPO.mirror_action does not mirror"),
         ({"mirror_action": lambda action: action[..., :1]}, "SymmetricPPO.mirror_action does not mirror"),
         ({"mirror_action": {"left": ACTION}}, "SymmetricPPO.mirror_action names 'left'"),
-        ({"action": "discrete", "mirror_action": Mirror(signs=[1] * 4)}, "Mirror has 4 indices, and the vector has 1"),
+        (
+            {"action": "discrete", "mirror_action": Mirror(signs=[1] * 4)},
+            "mirror_action: a Mirror for vectors of 4 entries got",
+        ),
+        ({"mirror_action": Mirror}, r"mirror_action has a class, but .*, such as @left_right/Mirror\(\)"),
         ({"action": "discrete", "mirror_action": torch.neg}, "mirror_action does not mirror: it leads out of Discrete"),
     ],
 )

@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -35,6 +36,7 @@ from alfish.networks import (
     Torso,
     burn_in_state,
 )
+from alfish.processes.channel import from_bytes, to_bytes
 from alfish.replay import HindsightReplay
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import SyncUnroller
@@ -580,3 +582,11 @@ def test_without_memory_there_is_no_burn_in():
     for settings in ({"burn_in": -1}, {"state_period": 0}):
         with pytest.raises(UsageError, match="it must be an integer of at least"):
             ReplayBatches(**settings)
+
+
+@pytest.mark.parametrize("kind", [RecurrentSAC, RecurrentRetraceSAC, RecurrentTD3])
+def test_a_memory_from_a_reference_with_a_scope_can_be_sent_to_workers(kind):
+    gin.parse_config(f"{kind.__name__}.memory = @small/GRU\nsmall/GRU.size = 3")
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    made = from_bytes(to_bytes(kind(box, box, specs.reward_spec()), "the algorithm"))
+    assert made.critic.memory.output_size == 3

@@ -279,8 +279,13 @@ def test_an_incomplete_schedule_is_reported(refused, tmp_path, conf, setting, wo
             "make_environment.rewards is []; it must name at least one entry of a vector reward",
         ),
         (
+            "Encoder.leaves={'left': @Flat}",
+            "Encoder.leaves names 'left'; the observation is a single leaf, which has no path",
+        ),
+        ("Torso.memory=@Encoder", "Encoder encodes observations, but was called with 64 in place of their spaces"),
+        (
             "Encoder.vector=@Encoder",
-            "Encoder.vector makes a network that contains itself without end; set another class",
+            "Encoder.vector makes a part that contains itself without end; set another class",
         ),
     ],
 )

@@ -224,12 +224,20 @@ def test_a_run_without_its_replay_collects_before_it_trains(tmp_path):
         ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it must be an integer"),
         ({"extra_metrics": [object()]}, "object is not a metric; it has no name"),
         ({"policies": {"x": "q"}}, "which matches no agent"),
+        (
+            {"batches": functools.partial(EpochBatches, minibatch_size=4000)},
+            "EpochBatches.minibatch_size is 4000, but an unroll has at most",
+        ),
+        (
+            {"game": Dash, "algorithm": DQN, "batches": REPLAY, "num_iterations": 1},
+            "Trainer.num_iterations is 1, which ends the run before its first update",
+        ),
         ({"unroller": CompiledUnroller}, "Trainer.unroller collects for a single policy"),
     ],
 )
 def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):
     with pytest.raises(UsageError, match=sentence):
-        games_trainer(tmp_path, **changed)
+        games_trainer(tmp_path, **changed).train()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

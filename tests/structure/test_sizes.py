@@ -21,10 +21,11 @@ PACKAGE_FILES = 15
 # `log_prob`, which parts of `Composed` read, added 7 lines to the hooks of all algorithms. Formulas and differences
 # from the papers added up to 10 lines to module docstrings, and clearer sentences 2 lines. Retrace joined the targets,
 # and the layers of fixed norm the layers: this made the files that SAC and DQN import longer, and their number smaller.
-# `__getstate__` of all algorithms, without which workers kept the progress of their start, added 4 lines.
+# `__getstate__` of all algorithms, without which workers kept the progress of their start, added 4 lines, and the check
+# of an encoder's spaces 8.
 LINES_TO_READ = {
-    "alfish.algorithms.sac": (3230, 2280),
-    "alfish.algorithms.dqn": (2350, 1440),
+    "alfish.algorithms.sac": (3245, 2290),
+    "alfish.algorithms.dqn": (2360, 1440),
     "alfish.algorithms.ppo": (2650, 1420),
     "alfish.algorithms.a2c": (2700, 1300),
 }

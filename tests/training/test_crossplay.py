@@ -178,7 +178,7 @@ def test_policies_of_different_roles_play_only_their_own(crossplay, tmp_path):
         (["--sides=player_1"], "crossplay is for two sides, which have all agents of the game once"),
         (["--checkpoints=latest"], "crossplay has 1 players, and no two of them play"),
         (["--anchor=x"], "--anchor is 'x'; the players are main@"),
-        (["--checkpoints=newest"], "--checkpoint is 'newest'"),
+        (["--checkpoints=newest"], "--checkpoints is 'newest'; it must be all, latest, best"),
     ],
 )
 def test_what_cannot_be_played_is_refused(run, crossplay, flags, sentence):

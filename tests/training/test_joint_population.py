@@ -10,7 +10,9 @@ import torch
 from toy_games import Dash, Kept
 
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.ppo import PPO
+from alfish.configuration import opening
 from alfish.environments.games import make_games
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
@@ -151,6 +153,17 @@ def test_a_failed_copy_changes_nothing(tmp_path):
     with pytest.raises(UsageError, match="PPO.gamma is 2.0"):
         trainer.unroller.rebuild(one, {"PPO.gamma": "2.0"}, other)
     assert all(vars(one)[name] is part for name, part in parts.items())
+
+
+def test_a_run_that_is_opened_to_act_has_the_settings_of_the_population(tmp_path):
+    """Its learner has default settings, so it reads no learning rate."""
+    trainer = trainer_of(tmp_path, learner=opening._without_settings)
+    policy = members_of(trainer)["p0"]
+    with pytest.raises(UsageError, match="no part of p0 reads Learner.learning_rate"):
+        policy.rebuild({RATE: "0.1"})
+    with opened_to_act():
+        policy.rebuild({RATE: "0.1"})
+    assert policy.bindings == {RATE: "0.1"}
 
 
 def test_results_of_a_copy_begin_again(tmp_path):

@@ -15,6 +15,7 @@ from alfish.environments.games import make_games
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
+from alfish.policies.member import PolicySettings
 from alfish.training.leagues import AlternateTraining, Snapshots
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver
@@ -174,6 +175,12 @@ def test_leagues_that_cannot_be_are_refused(tmp_path, bound, policies, listener,
         gin.bind_parameter(f"{name}/PolicySettings.snapshot_of", source)
     with pytest.raises(UsageError, match=sentence):
         trainer_of(tmp_path, [listener(period=60)], policies).train()
+
+
+@pytest.mark.parametrize(("name", "value"), [("algorithm", PPO), ("trains", True)])
+def test_settings_of_a_snapshot_that_would_have_no_effect_are_refused(name, value):
+    with pytest.raises(UsageError, match=f"PolicySettings.{name} is set, but the policy is a snapshot of 'main'"):
+        PolicySettings(snapshot_of="main", **{name: value})
 
 
 @pytest.mark.parametrize("listener", [Snapshots, AlternateTraining])

@@ -127,7 +127,7 @@ class TestAFrozenEncoder:
             ({"a": IMAGE, "b": IMAGE}, {}, r"2 images; set FrozenEncoder.leaf to one of \['a', 'b'\]"),
             (NESTED["speed"], {}, "no encoder for Box.*set FrozenEncoder.encoder"),
             ({"a": NESTED["speed"], "b": NESTED["speed"]}, {}, "0 images; set FrozenEncoder.leaf"),
-            (NESTED, {"leaf": "left"}, r"leaf is 'left'; the observation's leaves are \['camera'"),
+            (NESTED, {"leaf": "left"}, r"leaf is 'left'; the leaves of the observation are \['camera'"),
             (NESTED, {"leaf": "speed"}, "no encoder for Box.*set FrozenEncoder.encoder"),
             (IMAGE, {"encoder": lambda _: nn.Identity()}, r"returns \[1, 10, 5, 1\] .*it must be \[1, F\]"),
         ],

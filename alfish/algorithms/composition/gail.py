@@ -26,7 +26,7 @@ from alfish.parameters.schedules import Schedule
 
 REWARDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softplus": F.softplus,  # -log(1 - D), positive
-    "log_ratio": lambda logit: logit,  # log D - log(1 - D), of either sign
+    "log_ratio": torch.positive,  # the logit itself, log D - log(1 - D), of either sign
     "negative": F.logsigmoid,  # log D, negative
 }
 

@@ -12,13 +12,14 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.algorithms.acting import Actor
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
-from alfish.algorithms.imitation.external import External, checksum_of
+from alfish.algorithms.imitation.external import External, checksum_of, is_opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import TimeStep
 from alfish.errors import UsageError, printable
 from alfish.functional.distributions import Distribution
 from alfish.nest import Nest
 from alfish.parameters.parts import build
+from alfish.specs import leaves_in_words
 from alfish.transforms import Transforms
 
 
@@ -120,13 +121,10 @@ class PolicyExpert(Expert):
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
         if self._leaves is not None:
-            known = nest.paths(observation_spec)
             for path in self._leaves:
-                if path not in known:
-                    raise UsageError(
-                        f"the expert {self.name} should see {path!r}, but the leaves of the observation are "
-                        f"{sorted(known)}"
-                    )
+                if path not in nest.paths(observation_spec):
+                    found = leaves_in_words("the observation", observation_spec)
+                    raise UsageError(f"the expert {self.name} should see {path!r}, but {found}")
         seen = self._selected(observation_spec, functools.partial(_joined_box, self.name))
         self._compare("observation", self._transforms.raw_observation_spec, seen)
         self._compare("action", self._algorithm.action_spec, action_spec)
@@ -207,7 +205,7 @@ class AbsentExpert(Expert):
 
 
 def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
-    """Returns the expert that a factory makes.
+    """Returns the expert that a factory makes; `AbsentExpert` for a policy that only acts.
 
     Args:
       expert: class or factory of the expert.
@@ -216,6 +214,8 @@ def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
     Raises:
       UsageError: the factory returns an object that is not an expert, such as a data set.
     """
+    if is_opened_to_act():
+        return AbsentExpert()
     made: Any = build(expert, object, name)
     if not isinstance(made, Expert):
         raise UsageError(

@@ -72,7 +72,7 @@ class TurnGames(ZooGames):
                 each: self._reward(game, each, reward, env.infos.get(each)) for each, reward in env.rewards.items()
             }
             for each, mean in self._teams.means(given).items():
-                sums[each] = sums.get(each, 0.0) + mean
+                sums[each] = sums.get(each, 0.0) + np.asarray(mean, np.float64)  # as a checkpoint restores it
         self._select(game)
 
     def _select(self, game: int) -> None:

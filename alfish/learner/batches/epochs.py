@@ -115,6 +115,11 @@ class EpochBatches(Batches):
         if size is None:
             return
         if self.expected_rows is not None:
+            if size > rows:
+                raise UsageError(
+                    f"EpochBatches.minibatch_size is {size}, but an unroll has at most {rows} rows ({unroll_length} "
+                    f"steps x {num_envs} environments); lower it, or raise Trainer.unroll_length"
+                )
             rows = max(size, int(self.expected_rows) // size * size)
         if size < 1 or rows % size:
             fitting = [divisor for divisor in range(multiple, rows + 1, multiple) if rows % divisor == 0]
@@ -190,7 +195,10 @@ class EpochBatches(Batches):
           num_rows: argument `num_rows` of `in_line`; None means that it is computed.
           hook: name of the algorithm's hook that prepares the unroll.
         """
-        experience, places = in_line(experience, num_rows)
+        lines = in_line(experience, num_rows)
+        if len(lines.experience.time_step.step_type) < 2:  # all rows are PAD, but returns need a next row
+            lines = in_line(experience, 2)
+        experience, places = lines
         states = None
         if self.stores_states:
             info, states = experience.info

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.composition import GAIL, Composed, NormalizedObservation, Transitions
+from alfish.algorithms.composition.gail import REWARDS
 from alfish.algorithms.composition.learned_reward import Demonstrations
 from alfish.algorithms.imitation.external import opened_to_act
 from alfish.algorithms.ppo import PPO
@@ -337,3 +339,9 @@ def test_only_the_algorithm_sees_normalized_observations():
     torch.testing.assert_close(seen.flatten(0, 1).std(0, unbiased=False), torch.ones(3), atol=1e-4, rtol=0)
     transitions = algorithm._compose(experience._replace(info=None))[1]
     assert torch.equal(transitions.observation, experience.time_step.observation[:-1])
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_each_function_of_the_reward_can_be_sent_to_workers(name):
+    logit = torch.tensor([-1.0, 0.0, 2.0])
+    assert torch.equal(pickle.loads(pickle.dumps(REWARDS[name]))(logit), REWARDS[name](logit))

@@ -91,9 +91,12 @@ def test_vectors_in_turns_are_blended_too():
             super().step(action)
 
         def _accumulate_rewards(self):
-            self.rewards = {agent: np.array([reward, 1.0]) for agent, reward in self.rewards.items()}
+            self.rewards = {agent: np.array([reward, 1.0], np.float32) for agent, reward in self.rewards.items()}
             self._cumulative_rewards[self.moves[-1][0]] = np.zeros(2)
             super()._accumulate_rewards()
 
-    rows, _ = played(TurnGames([Two()], rewards=["sum", "moves"], teams={"all": "*"}, team_spirit=0.5), 3)
+    games = TurnGames([Two()], rewards=["sum", "moves"], teams={"all": "*"}, team_spirit=0.5)
+    rows, _ = played(games, 3)
     assert rows[3]["player_0"].reward[0, 1] == 3
+    # Checkpoints restore sums as float64, and sums in another precision would have other bits.
+    assert {total.dtype for total in games._of_team[0].values()} == {np.dtype(np.float64)}

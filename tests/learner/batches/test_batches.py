@@ -6,11 +6,14 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
+from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, take
 from alfish.transforms import FrameStack, Transforms
+from alfish.unrollers import SyncUnroller
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -273,3 +276,18 @@ def test_the_unroll_itself_is_not_changed():
     for batch in _minibatches(EpochBatches(2, 4), experience):
         batch.experience.action.zero_()
     assert torch.equal(experience.action, before.action)
+
+
+def test_an_unroll_whose_rows_are_all_pad_trains_nothing():
+    """Workers mask rows of policies that are too old, in environments that reset in the same step, too."""
+    environment = make_environment("alfish/CartPole-v1", 2, seed=0)
+    transforms = Transforms((), environment.observation_spec, environment.reward_spec)
+    algorithm = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    experience = nest.tensors(SyncUnroller(environment, algorithm, transforms).unroll(4))
+    step_type = torch.full_like(experience.time_step.step_type, StepType.PAD)
+    ends = experience.ends._replace(ended=torch.zeros_like(experience.ends.ended))
+    batches = EpochBatches(1, 4)
+    batches.bind(algorithm, transforms, 4, 2)
+    batches.add(experience._replace(time_step=experience.time_step._replace(step_type=step_type), ends=ends))
+    minibatches = [take(chunk.source, columns) for chunk in batches.chunks(8) for columns in chunk.index]
+    assert not any(batch.mask.any() for batch in minibatches)
