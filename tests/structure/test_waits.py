@@ -19,8 +19,10 @@ from far_device import FarDevice
 from gymnasium import spaces
 
 from alfish.algorithms.composition import RND, Composed
+from alfish.algorithms.flashsac import FlashSAC
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
@@ -170,12 +172,15 @@ def test_an_iteration_with_environments_on_the_cpu_waits_only_here(
 
 
 @pytest.mark.parametrize("env", [FarSimulator, FarIsaacLab])
-@pytest.mark.parametrize(("unroller", "expected"), [(SyncUnroller, UNROLL), (DeviceUnroller, {})])
+@pytest.mark.parametrize(
+    ("algorithm", "unroller", "expected"),
+    [(SAC, SyncUnroller, UNROLL), (SAC, DeviceUnroller, {}), (TD3, DeviceUnroller, {}), (FlashSAC, DeviceUnroller, {})],
+)
 def test_an_iteration_with_an_aligned_replay_waits_for_its_records_only(
-    tmp_path, far, monkeypatch, env, unroller, expected
+    tmp_path, far, monkeypatch, env, algorithm, unroller, expected
 ):
     install_isaac_lab(monkeypatch, device=far.device)
-    algorithm, *lengths, batches = RECIPES["sac"]
+    _, *lengths, batches = RECIPES["sac"]
     monkeypatch.setitem(RECIPES, "sac", (algorithm, *lengths, functools.partial(batches, buffer=AlignedRingBuffer)))
     trainer, iterations = make(tmp_path, "sac", env=env, unroller=unroller)
     assert waits_of(far, iterations) == Counter(expected)
