@@ -157,4 +157,5 @@ def _of_environment(
 def _origin(policy: Policy, root_dir: str | Path, sample: bool, which: str | None) -> str:
     name = f"{which} of {Path(str(root_dir)).name}" if which else Path(str(root_dir)).name
     acts = "samples actions" if sample else "takes the mode of its actions"
-    return f"{type(policy.algorithm).__name__} policy of the run {name} at {policy.env_steps:,} env steps; {acts}"
+    when = f"at {policy.env_steps:,} env steps" if policy.env_steps else "without environment steps"
+    return f"{type(policy.algorithm).__name__} policy of the run {name} {when}; {acts}"

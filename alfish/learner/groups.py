@@ -75,9 +75,18 @@ class ParameterGroup:
         """Returns the gradients of the loss, laid out like `self.flat`; 0 for parameters that the loss does not use.
 
         Raises:
-          UsageError: the loss does not depend on any of the parameters.
+          UsageError: the loss does not depend on any of the parameters, or its graph was already freed.
         """
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        except RuntimeError as error:
+            if "a second time" not in str(error):
+                raise
+            raise UsageError(
+                f"gradients of the loss {self._name!r} were already computed, which has freed its graph; leave "
+                "backward() and torch.autograd.grad() out of calc_loss and the hooks before it, because the learner "
+                "computes gradients"
+            ) from error
         if parameters and all(gradient is None for gradient in gradients):
             raise UsageError(
                 f"the loss {self._name!r} depends on parameters of other groups only; either a tensor is detached, or "

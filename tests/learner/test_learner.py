@@ -179,6 +179,14 @@ class TestGroups:
         Learner(algorithm).train([_chunk([1, 2])])
         assert all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items())
 
+    def test_a_loss_whose_gradients_were_already_computed_is_named(self):
+        def loss(actor, critic):
+            actor.square().sum().backward(retain_graph=False)
+            return {"actor": actor.square()}
+
+        with pytest.raises(UsageError, match="gradients of the loss 'actor' were already computed.* leave backward"):
+            Learner(_ActorCritic(loss)).train([_chunk([1, 2])])
+
     def test_a_loss_that_reaches_no_parameter_of_its_group_is_named(self):
         class Detached(_ActorCritic):
             def train_step(self, experience, state):
