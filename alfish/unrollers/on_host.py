@@ -79,6 +79,7 @@ class HostUnroller(SyncUnroller):
                 "of older weights; set it to 0, or train with APPO"
             )
         self._own = changing_tensors(own_algorithm, own_transforms)
+        assert [tensor.shape for tensor in self._own] == [tensor.shape for tensor in self._trained]
         self._lag = int(not algorithm.on_policy) if lag is None else lag
         self._weights: deque[Weights] = deque()  # of this unroll and the `lag` unrolls before it
         self._acting_version = 0

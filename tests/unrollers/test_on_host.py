@@ -11,6 +11,7 @@ from toys import OneState
 from alfish import host, nest
 from alfish.algorithms.acting import changing_tensors, explorers
 from alfish.algorithms.appo import APPO
+from alfish.algorithms.composition import RND, Composed
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
@@ -195,6 +196,18 @@ def test_refuses_environments_on_a_device():
         algorithm = SAC(environment.observation_spec, environment.action_spec, environment.reward_spec)
         with pytest.raises(UsageError, match="HostUnroller acts on the CPU, but the rows of .* are on meta; bind"):
             HostUnroller(environment, algorithm, transforms)
+
+
+def test_tensors_that_modules_share_are_shared_in_the_copy():
+    with FarDevice() as far:
+        environment = make_environment(OneState, 2, seed=0)
+        transforms = Transforms((), environment.observation_spec, environment.reward_spec)
+        specs = environment.observation_spec, environment.action_spec, environment.reward_spec
+        algorithm = Composed(*specs, algorithm=Q_LEARNING, rewards=[RND]).to(far.device)
+        progress = torch.zeros((), dtype=torch.float64, device=far.device)
+        algorithm.progress = algorithm.algorithm.progress = progress
+        own = HostUnroller(environment, algorithm, transforms)._algorithm
+        assert own.progress is own.algorithm.progress and own.progress.device.type == "cpu"
 
 
 def test_the_copy_stays_on_the_cpu_and_in_evaluation_mode():
