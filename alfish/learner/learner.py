@@ -205,8 +205,11 @@ class Learner:
         before = self.updates
         if type(self._compiled) is CompiledLater and self.is_switching:
             self.switch()
-        with torch.no_grad(), self._products():  # an update enables gradients itself
-            self._means.add(self._updates(chunks, summarize))
+        updates = self._updates(chunks, summarize)
+        if self._precision == "tf32" and not self._plain.on_cpu:
+            updates = _in_tf32(updates)
+        with torch.no_grad():  # an update enables gradients itself
+            self._means.add(updates)
         if self._compiled is not None:
             self._compiled.forget_batch()
         if not self._plain.on_cpu:
@@ -348,10 +351,6 @@ class Learner:
                 part.__dict__["num_updates"] = self.updates  # faster than a call of `__setattr__`
         return record
 
-    def _products(self) -> Any:
-        """Returns a context that sets the precision of a GPU's products."""
-        return _in_tf32() if self._precision == "tf32" and not self._plain.on_cpu else contextlib.nullcontext()
-
     def _settle(self) -> None:
         """On a GPU, subtracts updates that a stop skipped from the number of updates."""
         if num_stopped := self._plain.settle():
@@ -427,12 +426,11 @@ def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:
     return [name for name in learning_rate if name not in groups]
 
 
-@contextlib.contextmanager
-def _in_tf32() -> Iterator[None]:
-    """Lets a GPU compute matrix products in TF32 within the context."""
+def _in_tf32(updates: Iterable[UpdateStats]) -> Iterator[UpdateStats]:
+    """Makes updates, in which a GPU computes matrix products in TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        yield
+        yield from updates
     finally:
         torch.set_float32_matmul_precision(before)
