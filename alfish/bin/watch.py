@@ -27,9 +27,11 @@ _WORDS = "Number of episodes of an evaluation; default: Evaluate.num_episodes of
 flags.DEFINE_integer("num_episodes", None, _WORDS, 1, flag_values=FLAGS)
 _WORDS = "Seed of episode 0; default: Evaluate.seed of the run."
 flags.DEFINE_integer("seed", None, _WORDS, 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_string(
-    "name", "evaluation", "Name of the evaluation; the names of its files and scalars begin with it.", flag_values=FLAGS
+_WORDS = (
+    "Name of the evaluation; the names of its files and scalars begin with it. Default: Evaluate.name of the run. In "
+    "games, Evaluate.lineup of the run names the policies of agents."
 )
+flags.DEFINE_string("name", None, _WORDS, flag_values=FLAGS)
 flags.DEFINE_boolean("all", False, "Evaluate the older checkpoints that are kept, too.", flag_values=FLAGS)
 _WORDS = (
     "Seconds without a new checkpoint after which the command ends; 0 evaluates the existing checkpoints only; "
@@ -51,12 +53,14 @@ def main(flag_values: flags.FlagValues) -> int:
     shared_flags.check_root_dir(flag_values.root_dir)
     shared_flags.check_writable_run(flag_values.root_dir, "alfish watch")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
+        own = reading.bound("Evaluate", "name", "lineup")
         episodes = {"num_episodes": 20, "seed": 0, **reading.bound("Evaluate", "num_episodes", "seed")}
         given = {name: flag_values[name].value for name in episodes if flag_values[name].value is not None}
         episodes |= given
         watch = Watch(
             trainer,
-            flag_values.name,
+            flag_values.name or own.get("name", "evaluation"),
+            lineup=own.get("lineup"),
             num_envs=flag_values.num_envs,
             max_length=flag_values.max_length,
             num_filmed=shared_flags.num_filmed(flag_values, episodes["num_episodes"]),

@@ -155,7 +155,7 @@ def _of_environment(
 
 
 def _origin(policy: Policy, root_dir: str | Path, sample: bool, which: str | None) -> str:
-    name = f"{which} of {Path(str(root_dir)).name}" if which else Path(str(root_dir)).name
+    kind = f"{type(policy.algorithm).__name__} policy" + (f" {which}" if which else "")
     acts = "samples actions" if sample else "takes the mode of its actions"
     when = f"at {policy.env_steps:,} env steps" if policy.env_steps else "without environment steps"
-    return f"{type(policy.algorithm).__name__} policy of the run {name} {when}; {acts}"
+    return f"{kind} of the run {Path(str(root_dir)).name} {when}; {acts}"

@@ -109,7 +109,8 @@ class GameEvaluator:
 
         Returns:
           Evaluation. `by_objective` has the mean return of each policy's agents in each game; `returns` has the mean
-          over the policies of each game.
+          over the policies of each game, and 0 for a game that ended before any policy acted. If only random agents
+          played, `returns` has their means.
 
         Raises:
           UsageError: `num_episodes` is below 1.
@@ -132,7 +133,9 @@ class GameEvaluator:
             self.log(f"{counted(self.num_cut, 'game')} cut at {limit}")
         of_policies = returns[:, :-1]
         objectives = {name: tuple(own.tolist()) for name, own in zip(self._numbers, of_policies.T)}
-        whole = np.nanmean(of_policies if np.isfinite(of_policies).any(1).all() else returns, axis=1)
+        counted_returns = of_policies if np.isfinite(of_policies).any() else returns
+        num_counted = np.isfinite(counted_returns).sum(1)
+        whole = np.nansum(counted_returns, axis=1) / np.maximum(num_counted, 1)
         return Evaluation(env_steps, seed, tuple(whole.tolist()), tuple(lengths.tolist()), self.num_cut, objectives)
 
     def test_episodes(self, num_games: int, seed: int = 0, *, policy: str = "") -> Iterator[Episode]:

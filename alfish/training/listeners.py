@@ -154,7 +154,8 @@ class Evaluate(Listener):
         report.scalars |= evaluation.scalars(self.name)
         report.nominal_clock[self.name] = nominal
         how = ", sampled actions" if self.samples else ""
-        run.log(f"Evaluation at {nominal:,} steps{how}: {evaluation.words()}")
+        name = "" if self.name == "evaluation" else f" {self.name}"
+        run.log(f"Evaluation{name} at {nominal:,} steps{how}: {evaluation.words()}")
 
     def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
         """Returns the evaluation, filmed if a film is due."""

@@ -13,7 +13,7 @@ from alfish import nest, specs
 from alfish.algorithms.acting import Actor
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError, counted, first_line
 from alfish.nest import Nest
 from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
@@ -160,8 +160,8 @@ class Policy:
             return self._first_row._replace(observation=observation)
         if changes_size:
             raise ValueError(
-                f"act was called with {size} observations after {self._batch_size}; call reset() in between, or pass "
-                "first=True if all of them begin an episode"
+                f"act was called with {counted(size, 'observation')} after {self._batch_size}; call reset() in between, "
+                "or pass first=True if all of them begin an episode"
             )
         row = self._next_row._replace(observation=observation, prev_action=self._prev_action)
         if reward is not None or given is not None:

@@ -501,7 +501,7 @@ def _announce(trainer: Trainer) -> None:
     if budget.name == "num_env_steps" and rows > budget.size:
         trainer.log(
             f"An iteration has {rows:,.0f} steps, more than Trainer.num_env_steps = {budget.size:,}, and a run has at "
-            "least one iteration; for a shorter run lower Trainer.unroll_length or make_environment.num_envs"
+            "least one iteration; for a shorter run lower Trainer.unroll_length or the number of environments"
         )
     if line := trainer.batches.few_rows:
         trainer.log(line)

@@ -139,7 +139,7 @@ def test_the_league_of_the_examples_trains_and_is_rated(tmp_path, monkeypatch, c
     log = (run / "log.txt").read_text()
     assert [f"past{k} is now main of" in log for k in range(4)] == [True, True, True, False]
     evaluations = [path.name.partition("-")[0] for path in (run / "eval").glob("*.csv")]
-    assert len(evaluations) == 2 and set(evaluations) == {"against_random"}
+    assert len(evaluations) == 2 and set(evaluations) == {"evaluation"}
     flags = ["--checkpoints=all", "--num_games=2", f"--output={tmp_path / 'cross.csv'}"]
     assert main(["crossplay", f"--root_dir={run}", *flags]) == 0
     assert "exploitability" in capsys.readouterr().out and (tmp_path / "cross-players.csv").is_file()

@@ -184,3 +184,12 @@ def test_a_policy_of_a_trainer_acts_as_in_its_evaluation(tmp_path):
     assert policy.act(np.zeros(4, np.float32)) in policy.action_space
     with pytest.raises(UsageError, match="has the policies a, b, c; name one, for example policy='a'"):
         trainer.policy()
+
+
+@pytest.mark.parametrize(("policies", "expected"), [([1.0, np.nan, 3.0], (1, 0, 3)), ([np.nan] * 3, (-5, -6, -7))])
+def test_random_agents_count_only_if_no_policy_plays(tmp_path, monkeypatch, policies, expected):
+    """A game may end before the policy acts: its return is 0, and the other games keep their returns."""
+    evaluator = trainer_of(tmp_path, policies={"x": "*"}).evaluator(3, 3)
+    returns = np.array([policies, [-5.0, -6.0, -7.0]]).T
+    monkeypatch.setattr(evaluator, "_play", lambda *_: (returns, np.ones(3, np.int64)))
+    assert evaluator.evaluate(3).returns == expected

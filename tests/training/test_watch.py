@@ -373,3 +373,28 @@ def test_the_end_is_looked_for_before_the_last_checkpoint(copy, monkeypatch):
     with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7)) as watch:
         watch.run(all_kept=True)
     assert list(tables(copy)) == steps_of(copy)
+
+
+def test_the_runs_own_lineup_and_name_are_the_default(tmp_path, capsys):
+    """The policies of a game against random agents, not against each other."""
+    settings = ["include 'ppo.gin'", "import alfish.environments.games", "Trainer.environment = @make_games"]
+    settings += ["make_games.game = 'toy_games:Dash'", "make_games.num_games = 2", "Trainer.policies = 'each'"]
+    settings += ["Evaluate.lineup = {'right': 'random'}", "Evaluate.name = 'alone'", "Evaluate.num_episodes = 3"]
+    settings += ["Evaluate.period = 32", "CheckpointSaver.period = 32", "CheckpointSaver.period_minutes = None"]
+    settings += ["Trainer.num_env_steps = 64", "Trainer.unroll_length = 8", "EpochBatches.minibatch_size = 8"]
+    settings += ["MLP.layers = (8,)", "Learner.compile = False", "CheckpointSaver.keep_period = 32"]
+    (tmp_path / "games.gin").write_text("\n".join(settings))
+    run = tmp_path / "run"
+    assert main(["train", f"--gin_file={tmp_path / 'games.gin'}", f"--root_dir={run}"]) == 0
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in (run / "eval").glob("*.csv")}
+    assert main(["watch", f"--root_dir={run}", "--all", "--idle_seconds=0", "--allow_import=toy_games"]) == 0
+    assert "was evaluated by training" in capsys.readouterr().out
+    assert {name for name in before if name.startswith("alone-")}
+    assert all((run / "eval" / name).read_bytes() == content for name, content in before.items())
+    assert not list((run / "eval").glob("evaluation-*"))
+    with open_run(run, allow_import=["toy_games"]) as trainer:
+        watch = Watch(trainer, "other", 3, 0, lineup={"right": "random"})
+        trainer.load_policy("latest")
+        assert set(watch._evaluator.evaluate(3).means()) == {"left"}
+        watch.close()
