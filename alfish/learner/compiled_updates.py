@@ -40,7 +40,7 @@ class CompiledUpdates:
 
     Args:
       updates: plain updates; compiled updates use the same parameters, optimizers and counters.
-      precision: precision of large products and convolutions, see `CompiledFunction`.
+      precision: `Learner.precision`.
       records: whether to record each graph as a CUDA graph; has no effect on a CPU or with several learners.
       log: function that is called with messages about each new graph.
     """
@@ -48,7 +48,7 @@ class CompiledUpdates:
     def __init__(
         self, updates: Updates, precision: str, records: bool = False, log: Callable[[str], Any] = logging.info
     ):
-        self._plain, self._precision = updates, precision
+        self._plain, self._precision = updates, "bfloat16" if precision == "bfloat16" else "float32"
         self._log = log
         self._records = records and not updates.on_cpu and not replicas.is_joined()
         self._tolerance = 1e-3 if precision == "float32" else 0.1

@@ -70,9 +70,9 @@ class Learner:
         cannot be compiled, a warning is logged, and updates run without compilation.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph. Rows that are not in a replay ring
         are first copied to fixed memory. Has no effect with several learners.
-      precision: precision of large products in updates: 'float32'; 'bfloat16', for large products and convolutions of a
-        compiled update; or 'tf32', in which a GPU computes all products of float32 numbers faster, with 10 bits after
-        the point (no effect on a CPU). Sums and optimizers stay in float32.
+      precision: precision of matrix products in updates, 'float32', 'tf32' or 'bfloat16'. 'tf32' is for all products on
+        a GPU, with 10 bits after the point instead of 23, and has no effect on a CPU. 'bfloat16' is for large products
+        and convolutions of a compiled update.
 
     Attributes:
       frozen: parts that do not train.
@@ -119,7 +119,7 @@ class Learner:
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
         self._compile = functools.partial(
-            CompiledUpdates, self._plain, precision.replace("tf32", "float32"), cuda_graphs, lambda line: self.log(line)
+            CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
         self._compiled: CompiledUpdates | CompiledLater | None = self._compile() if compile is True else None
         self._decides, self._fell_back = compile == "auto", False
@@ -428,9 +428,12 @@ def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:
 
 def _in_tf32(updates: Iterable[UpdateStats]) -> Iterator[UpdateStats]:
     """Makes updates, in which a GPU computes matrix products in TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    settings = torch.backends.cuda.matmul
+    # torch refuses its older setting once a program has used the newer one.
+    name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(settings, name)
+    setattr(settings, name, value)
     try:
         yield from updates
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(settings, name, before)

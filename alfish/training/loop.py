@@ -84,7 +84,7 @@ class Loop:
     @property
     def may_save(self) -> bool:
         """True if the state is complete and may be saved after an error."""
-        return self._agreement.saves_after_errors and not self._is_updating
+        return self._agreement.saves_after_errors and not self._is_updating and self._parts.unroller.may_save
 
     def iteration(self) -> Report:
         """Makes one iteration: collects rows, makes due updates, and advances the counters."""
@@ -111,9 +111,9 @@ class Loop:
         self._parts.unroller.publish()
         self._agreement.pause(timer.begin(LOOP))
         self._collect_seconds += collected - began
-        if clock.finished:
-            _measure(self._parts.metrics, self._parts.unroller.late_records())
         report = self.report()
+        if report.finished and clock.finished:
+            _measure(self._parts.metrics, self._parts.unroller.late_records())
         report.scalars |= {f"train/{name}": value for name, value in learned.items()}
         report.is_summary = is_due or report.finished
         if report.is_summary:

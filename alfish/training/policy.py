@@ -160,8 +160,8 @@ class Policy:
             return self._first_row._replace(observation=observation)
         if changes_size:
             raise ValueError(
-                f"act was called with {counted(size, 'observation')} after {self._batch_size}; call reset() in between, "
-                "or pass first=True if all of them begin an episode"
+                f"act was called with {counted(size, 'observation')} after {self._batch_size}; call reset() in "
+                "between, or pass first=True if all of them begin an episode"
             )
         row = self._next_row._replace(observation=observation, prev_action=self._prev_action)
         if reward is not None or given is not None:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import gin
 import torch
 
-from alfish import host, nest
-from alfish.algorithms.acting import ModeSwitch, changing_tensors
+from alfish import host, nest, specs
+from alfish.algorithms.acting import ModeSwitch, changing_tensors, tensors_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, checked
@@ -25,7 +24,7 @@ class Weights(NamedTuple):
     Attributes:
       version: `policy_version` of the weights.
       indices: indices of the tensors among all tensors that training changes.
-      values: function that waits for the values and returns them as bytes, see `host.Mirror`.
+      values: function that waits for the values and returns them as bytes, see `host.PackedReader`.
     """
 
     version: int
@@ -39,10 +38,11 @@ class HostUnroller(SyncUnroller):
     """`SyncUnroller` that acts on the CPU, with a copy of the policy, while the algorithm trains on a GPU.
 
     Launching a small policy on a GPU takes longer than computing its actions in numpy, and each action waits for all
-    updates before it. At the start of each unroll, the tensors that the policy reads are copied from the GPU. With a
-    lag of 1, the unroll does not wait for this copy: it acts with the tensors that were copied at the start of the
-    previous unroll, so environments step while the GPU updates. The lag is a fixed number of unrolls, not a time, so
-    a seed gives the same bits in each run.
+    updates before it. At the start of each unroll, tensors are copied from the GPU: those that the policy reads if it
+    acts in numpy, and else all. With a lag of 1, the unroll does not wait for this copy: it acts with the tensors that
+    were copied at the start of the previous unroll, so environments step while the GPU updates. The lag is a fixed
+    number of unrolls, not a time, so a seed gives the same bits in each run. `generate_batch` and `generate_episodes`
+    act with the same lag.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`; the environment's rows are on the CPU.
@@ -63,11 +63,8 @@ class HostUnroller(SyncUnroller):
         overwrite_policy_output: bool = False,
         lag: NonNegativeInt | None = None,
     ):
-        self._trained = changing_tensors(algorithm, transforms)
-        own_algorithm, own_transforms = copy.deepcopy(algorithm).to("cpu"), copy.deepcopy(transforms).to("cpu")
-        ModeSwitch(own_algorithm).switch(training=False)
-        super().__init__(environment, own_algorithm, own_transforms, numpy_policy, overwrite_policy_output)
-        device = nest.tensors(environment.convert(torch.zeros(1))).device
+        zeros = specs.zeros(environment.observation_spec, (1,))
+        device = nest.leaves(nest.tensors(environment.convert(zeros)))[0].device
         if device.type != "cpu":
             raise UsageError(
                 f"HostUnroller acts on the CPU, but the rows of {environment.name} are on {device}; bind "
@@ -78,16 +75,28 @@ class HostUnroller(SyncUnroller):
                 f"HostUnroller.lag is {lag}, but {type(algorithm).__name__} is on-policy and does not correct for rows "
                 "of older weights; set it to 0, or train with APPO"
             )
-        self._own = changing_tensors(own_algorithm, own_transforms)
-        assert [tensor.shape for tensor in self._own] == [tensor.shape for tensor in self._trained]
+        self._trainee, self._trained = algorithm, changing_tensors(algorithm, transforms)
+        own = _on_cpu(algorithm, transforms)
+        ModeSwitch(own[0]).switch(training=False)
+        super().__init__(environment, *own, numpy_policy, overwrite_policy_output)
+        self._own = changing_tensors(*own)
         self._lag = int(not algorithm.on_policy) if lag is None else lag
-        self._weights: deque[Weights] = deque()  # of this unroll and the `lag` unrolls before it
-        self._acting_version = 0
+        self._weights: deque[Weights] = deque()  # those of the next `lag` unrolls
+        self._version = 0
         self._sources: list[torch.Tensor] | None = []  # `PolicyRunner.sources` for which `_reader` was made
         self._read: list[int] = []  # indices of the tensors of `_reader`
         self._written: list[int] = []  # indices of the tensors of `_memory`
         self._reader: host.PackedReader
         self._memory: host.PackedMemory
+
+    @property
+    def _acting_version(self) -> int:
+        return self._version
+
+    def start(self) -> None:
+        if self.time_step is None and self._trainee.progress.device.type == "cpu":
+            self.log("HostUnroller acts with a copy of the policy, but a CPU trains; SyncUnroller needs no copy")
+        super().start()
 
     def state_dict(self) -> dict[str, Any]:
         waiting = [(one.version, one.indices, one.values()) for one in self._weights]
@@ -100,10 +109,16 @@ class HostUnroller(SyncUnroller):
             for version, indices, values in state.get("weights", ())
         )
 
+    def _tell_progress(self) -> None:
+        if self.environment.follows_progress:
+            self.environment.set_progress(self._trainee.progress_number())
+
     def _refresh(self) -> None:
         """Reads the weights for later unrolls, and acts with those of `lag` unrolls ago, or else with the oldest."""
         self._begin_to_read()
-        while self._actor.gave_up and len(self._weights[0].indices) < len(self._read):
+        while len(self._weights) > self._lag + 1:  # a resumed run may have a smaller lag
+            self._weights.popleft()
+        while self._actor.acts_in_torch and len(self._weights[0].indices) < len(self._read):
             self._weights.popleft()  # torch may read tensors that these weights lack
         oldest = self._weights[0]
         if len(self._weights) > self._lag:
@@ -112,19 +127,26 @@ class HostUnroller(SyncUnroller):
             self._written = oldest.indices
             self._memory = host.PackedMemory([self._own[index] for index in oldest.indices])
         self._memory.write(oldest.values())
-        self._acting_version = oldest.version
+        self._version = oldest.version
         super()._refresh()
 
     def _begin_to_read(self) -> None:
-        """Begins to copy the tensors that acting reads, with the progress, which environments may read."""
+        """Begins to copy the tensors that acting reads."""
         sources = self._actor.sources
         if sources is not self._sources:
             self._sources = sources
-            wanted = {id(tensor) for tensor in (*(sources or self._own), self._algorithm.progress)}
+            wanted = {id(tensor) for tensor in sources or self._own}
             self._read = [index for index, tensor in enumerate(self._own) if id(tensor) in wanted]
             self._reader = host.PackedReader([self._trained[index] for index in self._read])
         self._weights.append(Weights(self.policy_version, self._read, self._reader.read_later()))
 
-    def _finish(self, *arguments: Any) -> Experience:
-        version = self.environment.convert(self._ones * self._acting_version)
-        return super()._finish(*arguments)._replace(policy_version=version)
+
+def _on_cpu(algorithm: RLAlgorithm, transforms: Transforms) -> tuple[RLAlgorithm, Transforms]:
+    """Returns copies whose parameters and buffers are on the CPU; modules that share a tensor share its copy."""
+    copies: dict[int, Any] = {}
+    for named in tensors_of(algorithm, transforms):
+        for tensor in named.values():
+            own = tensor.detach().to("cpu", copy=True)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            copies[id(tensor)] = torch.nn.Parameter(own, tensor.requires_grad) if is_parameter else own
+    return copy.deepcopy((algorithm, transforms), copies)

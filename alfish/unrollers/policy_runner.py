@@ -80,6 +80,11 @@ class PolicyRunner:
         """Parameters and buffers that acting reads; None if it may read all, because it uses torch."""
         return None if self._program is None else self._sources
 
+    @property
+    def acts_in_torch(self) -> bool:
+        """True if the next call acts with torch."""
+        return self._numpy_policy is None or self.gave_up or self.num_calls < self._numpy_policy
+
     def refresh(self) -> None:
         """Reads parameters and buffers again. Call it after they have changed."""
         if self._program is None:

@@ -110,6 +110,11 @@ class SyncUnroller(Unroller):
         """Initial state of the policy, and the state of the transforms before `time_step`."""
         return self._initial_state, self._transform_state
 
+    @property
+    def _acting_version(self) -> int:
+        """`policy_version` of the weights that act."""
+        return self.policy_version
+
     def check_learners(self) -> None:
         if self._cut is not None:
             self._cut.check()
@@ -297,7 +302,7 @@ class SyncUnroller(Unroller):
             self._check(checked_rows, sign)
         self._signs = []
         action, info = rows
-        others = action, info, start.state, self._ones * self.policy_version, start.transform_state
+        others = action, info, start.state, self._ones * self._acting_version, start.transform_state
         return Experience(time_step, *map(self.environment.convert, others))._replace(ends=ends)
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
@@ -363,7 +368,7 @@ class SyncUnroller(Unroller):
             executed = nest.to(time_step.prev_action, self._device)
             action = nest.map(lambda own, other: torch.cat([other[1:], own[-1:]]), action, executed)
         self._check(time_step, self._sign(time_step))
-        version = torch.full((1,), self.policy_version, dtype=torch.int64)
+        version = torch.full((1,), self._acting_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
 
     def _info(self) -> dict[str, Any]:
@@ -379,9 +384,14 @@ class SyncUnroller(Unroller):
 
     def _record(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None, unseen: bool, infos: Any) -> None:
         """Sets `records`, and reads each `RowCheck.sign` in the same copy from the device."""
-        checked = [rows] if ends is None else [rows, ends.time_step]
-        given = rollouts.recorded(rows, newest, ends, self.shown), list(map(self._sign, checked)), self.environment.sign
+        given, checked = self._given(rows, newest, ends)
         self._arrive(Arrival(host.read(given), checked, unseen, infos))
+
+    def _given(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None) -> tuple[Nest, list[TimeStep]]:
+        """Returns what is read of an unroll, see `Arrival`, and the rows to check."""
+        checked = [rows] if ends is None else [rows, ends.time_step]
+        signs = list(map(self._sign, checked))
+        return (rollouts.recorded(rows, newest, ends, self.shown), signs, self.environment.sign), checked
 
     def _arrive(self, arrival: Arrival) -> None:
         """Sets `records` and `_signs` from what was read of an unroll."""

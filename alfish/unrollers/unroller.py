@@ -73,9 +73,11 @@ class Unroller(abc.ABC):
       stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set before the first
         unroll.
       policy_version: number of publications of weights.
+      may_save: whether rows that were returned may be saved; False after rows that are not finite were returned.
     """
 
     drains = tolerates_errors = renews_columns = False
+    may_save = True
     metrics: Metrics | None = None
     shown: tuple[str, ...] = ()
     stores_states = False

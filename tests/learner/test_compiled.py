@@ -912,21 +912,28 @@ def test_the_speed_of_bfloat16_is_not_measured_for_a_gpu(interpreted, monkeypatc
     learner.train(columns_of(num_updates=10))
 
 
-@pytest.mark.parametrize(("precision", "in_update"), [("float32", "medium"), ("tf32", "high")])
-def test_updates_on_a_gpu_use_tf32_if_requested(monkeypatch, precision, in_update):
-    monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: setting[-1])
-    monkeypatch.setattr("torch.set_float32_matmul_precision", lambda value: setting.append(value))
-    setting, found = ["medium"], set()
+@pytest.fixture
+def products():
+    """torch's settings of a GPU's products."""
+    settings = torch.backends.cuda.matmul
+    before, settings.fp32_precision = settings.fp32_precision, "ieee"
+    yield settings
+    settings.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "in_update"), [("float32", "ieee"), ("tf32", "tf32")])
+def test_updates_on_a_gpu_use_tf32_if_requested(products, precision, in_update):
+    found = set()
 
     def asks(self, loss, experience):
-        found.add(setting[-1])
+        found.add(products.fp32_precision)
         return loss
 
     with FarDevice() as far:
         learner = Learner(Regression(asks).to(far.device), compile=False, precision=precision)
         chunks = columns_of(as_columns=False)
         learner.train(nest.map(lambda leaf: leaf.to(far.device) if torch.is_tensor(leaf) else leaf, chunks))
-    assert found == {in_update} and setting[-1] == "medium"
+    assert found == {in_update} and products.fp32_precision == "ieee"
 
 
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):

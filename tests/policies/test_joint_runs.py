@@ -23,7 +23,7 @@ from alfish.offline import OfflineBuffer
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
-from alfish.unrollers import AsyncUnroller, CompiledUnroller
+from alfish.unrollers import AsyncUnroller, CompiledUnroller, HostUnroller
 
 EPOCHS = functools.partial(EpochBatches, num_epochs=1, minibatch_size=16)
 REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000, updates_per_env_step=0.1)
@@ -233,6 +233,7 @@ def test_a_run_without_its_replay_collects_before_it_trains(tmp_path):
             "Trainer.num_iterations is 1, which ends the run before its first update",
         ),
         ({"unroller": CompiledUnroller}, "Trainer.unroller collects for a single policy"),
+        ({"unroller": HostUnroller}, "Trainer.unroller collects for a single policy"),
     ],
 )
 def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):

@@ -4,6 +4,8 @@ import functools
 
 import pytest
 import torch
+from fakes import StampedSimulator
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import ScriptedOffPolicy, assert_equal
 from toys import OneState
 
@@ -11,8 +13,9 @@ from alfish import nest
 from alfish.algorithms.acting import changing_tensors
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.environments import make_environment
+from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.functional.tasks import Pendulum
+from alfish.environments.simulator import SimulatorEnvironment
 from alfish.errors import RunError, UsageError
 from alfish.learner.batches import ReplayBatches
 from alfish.learner.learner import Learner
@@ -32,6 +35,9 @@ CARTPOLE = "alfish/CartPole-v1"
 
 class ShortPendulum(Pendulum):
     max_episode_steps = 7
+
+
+SAME_STEP = functools.partial(SyncVectorEnv, [OneState] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def unroller_of(kind, algorithm=ScriptedOffPolicy, env_id=CARTPOLE):
@@ -127,7 +133,45 @@ def test_a_row_that_is_not_finite_ends_the_run_one_unroll_later():
         unroller.unroll(1)
 
 
+def test_the_last_unroll_of_a_run_and_that_before_a_checkpoint_are_checked():
+    for call in ("late_records", "state_dict"):
+        unroller = unroller_of(DeviceUnroller)
+        unroller.unroll(1)
+        unroller.environment.episodes[0].position.fill_(float("nan"))
+        unroller.unroll(1)
+        assert unroller.may_save
+        with pytest.raises(RunError, match="not finite"):
+            getattr(unroller, call)()
+        assert not unroller.may_save
+
+
+def test_a_step_in_which_all_environments_reset_is_not_counted():
+    counts = []
+    for kind in (SyncUnroller, DeviceUnroller):
+        environment = SimulatorEnvironment(StampedSimulator(3, "cpu", final="always", lengths=(5, 3)), seed=0)
+        transforms = Transforms((), environment.observation_spec, environment.reward_spec)
+        specs = environment.observation_spec, environment.action_spec, environment.reward_spec
+        unroller = kind(environment, ScriptedOffPolicy(*specs), transforms)
+        found = []
+        for number in range(6):
+            if number == 3:
+                environment.load_state_dict({})  # the next step resets, as after an evaluation in this simulator
+                unroller.truncate_episodes()
+            unroller.unroll(2)
+            found.append(unroller.num_steps)
+        counts.append(found)
+    assert counts[0] == counts[1] == [6, 6, 6, 3, 6, 6]
+
+
 @pytest.mark.parametrize(("algorithm", "env_id"), [(PPO, CARTPOLE), (ScriptedOffPolicy, OneState)])
 def test_refuses_other_algorithms_and_environments(algorithm, env_id):
     with pytest.raises(UsageError, match=r"DeviceUnroller is for off-policy .* bind Trainer.unroller = @SyncUnroller"):
         unroller_of(DeviceUnroller, algorithm, env_id)
+
+
+def test_refuses_environments_of_arrays_that_reset_in_the_same_step():
+    environment = VectorEnvironment(SAME_STEP(), seeds=[1, 2, 3])
+    transforms = Transforms((), environment.observation_spec, environment.reward_spec)
+    specs = environment.observation_spec, environment.action_spec, environment.reward_spec
+    with pytest.raises(UsageError, match="environments of tensors"):
+        DeviceUnroller(environment, ScriptedOffPolicy(*specs), transforms)

@@ -127,7 +127,7 @@ def test_reads_only_the_tensors_that_the_policy_reads(monkeypatch):
     unroller, _ = unroller_of(Published, 1)
     for _ in range(3):
         unroller.unroll(1)
-    assert read == [[[], [], [1000]], [[], []]]  # first all, then only the progress and `choice`
+    assert read == [[[], [], [1000]], [[]]]  # first progress, `choice` and `unread`, then only `choice`
 
 
 class Branching(Published):
@@ -165,6 +165,53 @@ def test_a_resumed_run_with_a_lag_equals_an_uninterrupted_one(tmp_path, numpy_po
         newest = trainer.unroller.state_dict()["time_step"]
         states.append([*changing_tensors(trainer.algorithm, trainer.transforms), *nest.leaves(newest)])
     assert_equal(*states)
+
+
+def test_a_resumed_run_may_have_a_smaller_lag():
+    unroller, algorithm = unroller_of(Published, 3)
+    versions = []
+    for number in range(10):
+        if number == 6:
+            state = unroller.state_dict()
+            unroller, _ = unroller_of(Published, 1)
+            unroller.load_state_dict(state)
+        versions.append(int(unroller.unroll(1).policy_version[0]))
+        unroller.publish()
+    assert versions == [0, 0, 0, 0, 1, 2, 5, 6, 7, 8]
+
+
+def test_a_resumed_run_that_acts_in_torch_has_whole_weights():
+    unroller, algorithm = unroller_of(Published, 2)
+    algorithm.unread.fill_(5)
+    for _ in range(4):
+        unroller.unroll(1)
+    state = unroller.state_dict()
+    other, trained = unroller_of(functools.partial(Published), 2)
+    trained.unread.fill_(5)
+    other = HostUnroller(other.environment, trained, other._transforms, numpy_policy=None, lag=2)
+    other.load_state_dict(state)
+    other._algorithm.unread.zero_()
+    other.unroll(1)
+    assert (other._algorithm.unread == 5).all()
+
+
+def test_a_curriculum_has_the_progress_of_the_run_at_the_first_reset():
+    seen = []
+    unroller, algorithm = unroller_of(Published, 1)
+    unroller.environment.follows_progress = True
+    unroller.environment.set_progress = seen.append
+    algorithm.progress.fill_(0.5)
+    unroller.unroll(1)
+    assert seen == [0.5, 0.5]
+
+
+def test_a_run_on_the_cpu_is_told_that_the_copy_is_for_nothing():
+    unroller, _ = unroller_of(Published, 1)
+    lines = []
+    unroller.log = lines.append
+    unroller.unroll(1)
+    unroller.unroll(1)
+    assert lines == ["HostUnroller acts with a copy of the policy, but a CPU trains; SyncUnroller needs no copy"]
 
 
 def test_a_lag_changes_training(tmp_path):
@@ -221,7 +268,6 @@ def test_the_copy_stays_on_the_cpu_and_in_evaluation_mode():
         assert {tensor.device.type for tensor in changing_tensors(own, unroller._transforms)} == {"cpu"}
         assert own is not algorithm and algorithm.training and not own.training
         assert all(module.training for module in explorers(own)) and explorers(own)
-        for progress in (0.25, 0.5):  # first without, then with a numpy program
-            algorithm.progress.fill_(progress)
-            unroller.unroll(1)
-            assert own.progress_number() == progress
+        algorithm.progress.fill_(0.25)
+        unroller.unroll(1)
+        assert own.progress_number() == 0.25  # schedules of the copy follow the run, not the moment of the copy
