@@ -131,6 +131,19 @@ class RandomGames:
         found = []
         if absent := [agent for agent in self._returns if agent not in self._seen]:
             found.append(f"{', '.join(absent)} never appeared in random games")
+        ended = [one for returns in self._returns.values() for one in returns]
+        if ended and not np.any(ended):
+            found.append(
+                "the return of each agent is 0 in each random game; check that step returns the rewards, or in a "
+                "turn-based game that it calls _accumulate_rewards"
+            )
+        for group in self._games.groups.values():
+            paths = nest.paths(group.observation_spec)
+            if "action_mask" in paths and self._masks[group.name] is None:
+                found.append(
+                    f"the part action_mask that {', '.join(group.agents)} observe is not used as a mask; bind "
+                    "make_games.action_mask = 'observation:action_mask'"
+                )
         return found
 
     def _action(self, name: str, rows: TimeStep) -> Any:

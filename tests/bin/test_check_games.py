@@ -116,3 +116,31 @@ class Lost(Meeting):
 def test_environments_of_one_agent_are_checked_as_before(flag, untried_training, capsys):
     assert main(["check-env", flag, "--num_steps=100"]) == 0
     assert "game " not in capsys.readouterr().out
+
+
+class Unrewarded(Masked):
+    """Its rewards are lost, and its mask is beside two further parts of the observation."""
+
+    def observation_space(self, agent):
+        return spaces.Dict(**super().observation_space(agent), time=spaces.Box(0, 9, (1,), np.float32))
+
+    def observed(self, agents):
+        found = super().observed(agents)
+        time = np.full(1, self.time, np.float32)
+        return {
+            agent: {**found[agent], "observation": Meeting.observed(self, agents)[agent] * [1, 0, 1, 1], "time": time}
+            for agent in agents
+        }
+
+    def step(self, actions):
+        observations, rewards, *others = super().step(actions)
+        return observations, dict.fromkeys(rewards, 0.0), *others
+
+
+def test_lost_rewards_and_an_unused_mask_are_mentioned(capsys):
+    assert main(["check-env", "--game=test_check_games:Unrewarded", "--num_steps=40"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "warning      the return of each agent is 0 in each random game; check that step returns the rewards" in shown
+    )
+    assert "warning      the part action_mask that a, b, c observe is not used as a mask; bind make_games" in shown
