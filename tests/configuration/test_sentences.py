@@ -240,6 +240,7 @@ def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused,
     ("batch_size=64", "%batch_size; did you mean EpochBatches.minibatch_size?"),
     ("ReplayBatches.batch_size=64", "with @; did you mean EpochBatches.minibatch_size?"),
     ("SAC.gamma=0.9", "with @; did you mean PPO.gamma or "),
+    ("clipp/Linear.start=0.3", "with @; did you mean clip/Linear.start?"),
     ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
 ])  # fmt: skip
 def test_a_misplaced_parameter_is_found_in_its_class(refused, tmp_path, parameter, words):
