@@ -49,12 +49,18 @@ class RunSeriesSource:
 
     @property
     def environment(self) -> str | None:
-        """The environment's gymnasium id, or the name of the class or function that makes it; None means unknown."""
+        """The environment's gymnasium id, the game, or the class or function that makes it; None means unknown."""
         default = "@make_environment" if "make_environment.env_id" in self.bindings else ""
         made = reference(self.bindings.get("Trainer.environment", default))
-        names = [f"{name}.env_id" for name in (made, tail(made.rpartition("/")[2], 1))]
-        env_id = next((self.bindings[name] for name in names if name in self.bindings), made)
-        return name_of(env_id.strip("'\"")).rpartition(":")[2] or None
+        makers = made, tail(made.rpartition("/")[2], 1)
+
+        def bound(parameter: str) -> str | None:
+            names = [f"{maker}.{parameter}" for maker in makers]
+            return next((self.bindings[name] for name in names if name in self.bindings), None)
+
+        env_id, game = bound("env_id"), bound("game")
+        found = name_of((env_id or game or made).strip("'\"")).rpartition(":")[2]
+        return (tail(found, 1) if game else found) or None  # a game is in a module: 'mpe2.simple_tag_v3'
 
     @property
     def metrics(self) -> list[str]:

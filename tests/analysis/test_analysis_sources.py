@@ -72,6 +72,9 @@ def test_a_run_logs_its_environment_algorithm_and_seed(make_run):
         ("Trainer.environment = @my_lab.envs.Columns\nmake_environment.env_id = 'CartPole-v1'", "Columns"),
         ("make_environment.env_id = 'CartPole-v1'", "CartPole-v1"),
         ("Trainer.environment = @a/make_environment\na/make_environment.env_id = @b/my.Maze", "Maze"),
+        ("Trainer.environment = @make_games\nmake_games.game = 'mpe2.simple_tag_v3'", "simple_tag_v3"),
+        ("Trainer.environment = @a/make_games\na/make_games.game = 'hunt:Hunt'", "Hunt"),
+        ("Trainer.environment = @make_games\nmake_games.game = @hunt.Hunt", "Hunt"),
         ("Trainer.seed = 0", None),
     ],
 )
