@@ -38,7 +38,7 @@ def report(directory: Path) -> str:
     """
     run = RunSeriesSource(directory)
     metrics = run.metrics
-    returns, lengths = (read_evaluations(directory, column=column) for column in ("return", "length"))
+    returns, lengths = (read_evaluations(directory, run.evaluation, column) for column in ("return", "length"))
     entries = provenance_of(directory)
     log = contents.last_text(directory, "log.txt")
     summary = [*_identity(run), ("end", _end(directory)), *_results(returns), *_speed(run, metrics)]

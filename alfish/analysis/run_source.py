@@ -63,6 +63,11 @@ class RunSeriesSource:
         return (tail(found, 1) if game else found) or None  # a game is in a module: 'mpe2.simple_tag_v3'
 
     @property
+    def evaluation(self) -> str:
+        """Name of the evaluations of `@Evaluate()`."""
+        return self.bindings.get("Evaluate.name", EVALUATION).strip("'\"")
+
+    @property
     def metrics(self) -> list[str]:
         """Names of the columns of metrics.csv that have values, without clocks."""
         table = self._metrics

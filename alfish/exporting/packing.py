@@ -87,7 +87,8 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
     run = RunSeriesSource(directory)
     algorithm = differences.name_of(run.bindings.get(ALGORITHM, "")) or "a policy"
     environment = run.environment or "an unknown environment"
-    returns = read_evaluations(directory)
+    returns = read_evaluations(directory, run.evaluation)
+    which = "" if run.bindings.get("Trainer.policies", "None") == "None" else ', policy="..."'
     title = f"{algorithm} on {environment}"
     command = command_of(provenance_of(directory))
     parts = [
@@ -95,7 +96,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
         f"# {title}\n\nTrained with alfish {alfish.__version__}{f', seed {run.seed}' if run.seed else ''}.",
         _films(films),
         "## Use\n\n```python\nimport alfish\n\n"
-        'policy = alfish.load("run.zip")  # or "hf:org/name", or the directory of `alfish unpack`\n'
+        f'policy = alfish.load("run.zip"{which})  # or "hf:org/name", or the directory of `alfish unpack`\n'
         "action = policy.act(observation)\n```\n\n```\nalfish evaluate --root_dir=run.zip\n"
         "alfish unpack --input=run.zip --root_dir=runs/mine\n```",
         continuing(is_whole),

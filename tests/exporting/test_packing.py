@@ -11,9 +11,11 @@ import yaml
 import alfish
 from alfish import nest
 from alfish.__main__ import main
+from alfish.analysis.report import report
 from alfish.analysis.run_source import read_evaluations
 from alfish.errors import UsageError
-from alfish.exporting.packing import pack
+from alfish.exporting.packing import card, pack
+from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.packed import archive, fetching
 
@@ -94,6 +96,19 @@ def test_a_run_without_evaluation_has_a_card_without_metrics(run, tmp_path):
     archive.unpack(tmp_path / "run.zip", tmp_path / "new")
     head, text = head_of((tmp_path / "new" / "README.md").read_text())
     assert "model-index" not in head and "was not evaluated" in text
+
+
+def test_the_card_and_the_report_have_an_evaluation_of_another_name(run, tmp_path):
+    named = shutil.copytree(run, tmp_path / "named")
+    for path in (named / "eval").glob("evaluation-*.csv"):
+        path.rename(path.with_name(path.name.replace("evaluation", "against_random")))
+    for name in (OPERATIVE_FILE, CONFIG_FILE):
+        if (path := named / name).is_file():
+            kept = [line for line in path.read_text().splitlines() if not line.startswith("Evaluate.name")]
+            path.write_text("\n".join([*kept, "Evaluate.name = 'against_random'", "Trainer.policies = 'each'", ""]))
+    text = card(named, [], True)
+    assert "was not evaluated" not in text and "| last |" in text and 'alfish.load("run.zip", policy="...")' in text
+    assert "last evaluation" in report(named) and "none yet" not in report(named)
 
 
 @pytest.mark.parametrize("replay", [True, False])
