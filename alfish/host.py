@@ -43,7 +43,7 @@ def read_later(leaves: Nest) -> Callable[[], Nest]:
 
 
 class PackedReader:
-    """Reads the same tensors of a device again and again, each time in one copy.
+    """Reads tensors of a device repeatedly, each time in one copy.
 
     Args:
       tensors: tensors, all on one device.
@@ -56,7 +56,7 @@ class PackedReader:
         self._kept: list[torch.Tensor] = []
 
     def read_later(self) -> Callable[[], torch.Tensor]:
-        """Begins to copy the tensors, like `host.read_later`; returns a function that returns their bytes, a vector."""
+        """Begins to copy the tensors, like `host.read_later`; returns a function that returns one vector of bytes."""
         addresses = [tensor.data_ptr() for tensor in self._tensors]
         if addresses != self._addresses or not self._are_views:
             self._addresses, self._kept = addresses, _parts(self._tensors)
@@ -64,10 +64,10 @@ class PackedReader:
 
 
 class PackedMemory:
-    """Gives tensors on the CPU one memory, so that one copy writes the bytes that `PackedReader` has read to all.
+    """One memory for several tensors on the CPU, so that one copy writes all of them.
 
     Args:
-      tensors: tensors with the shapes and dtypes of those that were read; they keep their values.
+      tensors: tensors in the order, shapes and dtypes of the tensors of a `PackedReader`. Their values do not change.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
@@ -76,7 +76,7 @@ class PackedMemory:
             tensor.data = view
 
     def write(self, values: torch.Tensor) -> None:
-        """Writes a vector of bytes."""
+        """Writes a vector of bytes from `PackedReader` into the tensors."""
         self._bytes.copy_(values)
 
 

@@ -1,13 +1,12 @@
 """Detects bindings that are never read: typos, and settings of parts that the Trainer does not have."""
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from alfish import errors
 from alfish.configuration.bindings import MACRO, Binding, Reading, references
-from alfish.configuration.sentences import parameter_read
+from alfish.configuration.sentences import parameter_read, scope_meant
 from alfish.configuration.wrong_kinds import takes_parts
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
@@ -39,7 +38,7 @@ def refuse_unread(reading: Reading) -> None:
     }
     if unread:
         names, layers = sorted(unread), " and ".join(dict.fromkeys(unread.values()))
-        meant = _scopes_meant(names[0], reached) or parameter_read(names[0], sorted({one[1] for one in reached}))
+        meant = scope_meant(names[0], reached) or parameter_read(names[0], sorted({one[1] for one in reached}))
         remedy = "remove the binding, or refer to its class or function with @"
         if not errors.is_command():
             remedy = "leave it out, or give its class or function to the part that takes it"
@@ -55,17 +54,6 @@ def refuse_unread(reading: Reading) -> None:
                 f"{one.name}, bound in {one.layer}, has no effect, because {others} {verb} it; bind {others} instead"
             )
     _refuse_supplied(reading, reached)
-
-
-def _scopes_meant(name: str, reached: Iterable[Key]) -> str:
-    """Returns a hint with the scopes in which a parameter `scope/Class.parameter` is read; '' if there are none."""
-    scope, _, parameter = name.rpartition("/")
-    owner = parameter.rpartition(".")[0]
-    scopes = {one for one, selector in reached if one and f".{selector}".endswith(f".{owner}")}
-    if not scope or not scopes:
-        return ""
-    close = difflib.get_close_matches(scope, scopes, 3) or sorted(scopes)[:3]
-    return f"; did you mean {' or '.join(f'{one}/{parameter}' for one in close)}?"
 
 
 def _refuse_supplied(reading: Reading, reached: set[Key]) -> None:

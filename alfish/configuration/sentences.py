@@ -202,6 +202,22 @@ def parameter_read(name: str, selectors: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(setting, names[:3]))}?" if names else ""
 
 
+def scope_meant(name: str, reached: Iterable[gin_internals.Key]) -> str:
+    """Returns a hint with the scopes in which a parameter `scope/Class.parameter` is read; '' if there are none.
+
+    Args:
+      name: name of the parameter.
+      reached: pairs of a scope and the selector of a class or function that was called in it.
+    """
+    scope, _, parameter = name.rpartition("/")
+    owner = parameter.rpartition(".")[0]
+    scopes = {one for one, selector in reached if one and f".{selector}".endswith(f".{owner}")}
+    if not scope or not scopes:
+        return ""
+    close = difflib.get_close_matches(scope, scopes, 3) or sorted(scopes)[:3]
+    return f"; did you mean {' or '.join(setting(f'{one}/{parameter}') for one in close)}?"
+
+
 def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
     """Returns, for each parameter's name, the `Class.parameter` of all classes and functions that have it."""
     found: dict[str, list[str]] = {}

@@ -63,7 +63,8 @@ class PolicySettings:
     ):
         self.algorithm, self.transforms = algorithm, transforms
         self.batches, self.learner = batches, learner
-        given = {**vars(self), "trains": trains or None}
+        parts = {"algorithm": algorithm, "transforms": transforms, "batches": batches, "learner": learner}
+        given: dict[str, Any] = {**parts, "trains": trains or None}
         unused = next((name for name, value in given.items() if value is not None), None)
         if snapshot_of is not None and unused is not None:
             raise UsageError(

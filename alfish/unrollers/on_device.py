@@ -1,4 +1,4 @@
-"""The unroller of environments on a GPU that train off-policy: it does not wait for the GPU."""
+"""The unroller for off-policy training in environments on a GPU, without waits for records."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from alfish.unrollers.unroller import StepRecords
 @gin.configurable(module="alfish.unrollers")
 @checked
 class DeviceUnroller(SyncUnroller):
-    """`SyncUnroller` whose records arrive one unroll later, so that an off-policy iteration does not wait for a GPU.
+    """`SyncUnroller` whose records arrive one unroll later, so that an off-policy iteration does not wait for them.
 
-    Rows are those of `SyncUnroller`. Metrics do not count the last unroll until the next one, or until the end of the
-    run. A row that is not finite ends the run one unroll later, without a checkpoint, because the row is in replay
-    then. In checkpoints, the records that have not arrived lack their infos.
+    Rows are those of `SyncUnroller`. Metrics do not count an unroll until the next unroll, or until the end of the run.
+    A row that is not finite ends the run one unroll later. No checkpoint is saved then, because replay already contains
+    the row. In checkpoints, the records that have not arrived lack their infos.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`; the environment returns tensors, and resets

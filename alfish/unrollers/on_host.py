@@ -38,11 +38,11 @@ class HostUnroller(SyncUnroller):
     """`SyncUnroller` that acts on the CPU, with a copy of the policy, while the algorithm trains on a GPU.
 
     Launching a small policy on a GPU takes longer than computing its actions in numpy, and each action waits for all
-    updates before it. At the start of each unroll, tensors are copied from the GPU: those that the policy reads if it
-    acts in numpy, and else all. With a lag of 1, the unroll does not wait for this copy: it acts with the tensors that
-    were copied at the start of the previous unroll, so environments step while the GPU updates. The lag is a fixed
-    number of unrolls, not a time, so a seed gives the same bits in each run. `generate_batch` and `generate_episodes`
-    act with the same lag.
+    updates before it. Instead, weights are copied from the GPU at the start of each unroll. A policy that acts in numpy
+    needs only the tensors that it reads; for other policies, all tensors are copied. With a lag of 1, the unroll does
+    not wait for this copy. It acts with the weights that were copied at the start of the previous unroll, so
+    environments step while the GPU updates. The lag is a fixed number of unrolls, not a time, so a seed gives the same
+    bits in each run. `generate_batch` and `generate_episodes` act with the same lag.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`; the environment's rows are on the CPU.

@@ -47,9 +47,15 @@ class Steps(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What was read of an unroll for its records, and the rows to check."""
+    """Values of an unroll that were copied to the host, and its rows.
 
-    read: tuple[Nest, list[Any], Any]  # the result of `rollouts.recorded`, `RowCheck.sign` of rows, `Environment.sign`
+    Attributes:
+      read: result of `rollouts.recorded`, `RowCheck.sign` of each element of `checked`, and `Environment.sign`.
+      checked: rows whose values are checked.
+      unseen, infos: arguments of `rollouts.records`.
+    """
+
+    read: tuple[Nest, list[Any], Any]
     checked: list[TimeStep]
     unseen: bool
     infos: list[tuple[int, dict[str, Any]]]
@@ -388,13 +394,13 @@ class SyncUnroller(Unroller):
         self._arrive(Arrival(host.read(given), checked, unseen, infos))
 
     def _given(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None) -> tuple[Nest, list[TimeStep]]:
-        """Returns what is read of an unroll, see `Arrival`, and the rows to check."""
+        """Returns what is to be read for `Arrival.read`, and `Arrival.checked`."""
         checked = [rows] if ends is None else [rows, ends.time_step]
         signs = list(map(self._sign, checked))
         return (rollouts.recorded(rows, newest, ends, self.shown), signs, self.environment.sign), checked
 
     def _arrive(self, arrival: Arrival) -> None:
-        """Sets `records` and `_signs` from what was read of an unroll."""
+        """Sets `records` and `_signs`."""
         found, signs, sign_of_environment = arrival.read
         self.records = rollouts.records(found, arrival.unseen, arrival.infos)
         self._signs = list(zip(arrival.checked, signs))

@@ -152,7 +152,7 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_episodes")
 
     def late_records(self) -> StepRecords | None:
-        """Returns the records that would arrive with the next unroll, at the end of a run. Default: none."""
+        """Returns the records that have not arrived yet; called at the end of a run. Default: none."""
         return None
 
     def publish(self) -> None:
