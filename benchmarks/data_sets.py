@@ -63,8 +63,8 @@ def main() -> None:
     task, data = TASKS[arguments.task], Path(arguments.root).resolve() / arguments.task
     runs = data / "runs"
     random = [
-        f"Trainer.num_env_steps = {task.num_random_steps}",
-        f"ReplayBatches.capacity = {task.num_random_steps}",
+        f"Trainer.num_env_steps = {task.num_random_steps + 1}",  # a run ends after its first update, not before it
+        f"ReplayBatches.capacity = {task.num_random_steps + 1}",
         f"ReplayBatches.warmup_env_steps = {task.num_random_steps}",
     ]
     kinds = {"random": random, "medium": task.medium, "expert": task.expert}
