@@ -243,7 +243,8 @@ def _window(algorithm, length=3, num_windows=8, seed=0):
     )
     needed = {"log_prob": torch.zeros(length, num_windows), "action": action}  # of an action, for Retrace
     info = {name: needed[name] for name in algorithm.replay_needs.info} or None
-    return Experience(rows, action, info, algorithm.initial_state(num_windows))
+    returns = None if algorithm.replay_needs.return_gamma is None else torch.randn(length, num_windows)
+    return Experience(rows, action, info, algorithm.initial_state(num_windows), return_to_go=returns)
 
 
 def _replayed(experience, num_updates=1):
@@ -413,7 +414,7 @@ def test_hooks_on_windows_change_no_attribute_or_experience(name, kind):
 def test_weighted_losses_are_of_groups_that_there_are(name):
     algorithm = _shared(name)
     assert set(algorithm.weighted_losses or ()) <= set(algorithm.parameter_groups())
-    assert algorithm.replay_needs.return_gamma is None
+    assert (algorithm.replay_needs.return_gamma is None) == (name != "CalQL")
     assert bool(algorithm.replay_needs.info) == ("Retrace" in name and name != "RetraceDQN")
 
 

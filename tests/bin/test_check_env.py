@@ -16,11 +16,11 @@ def test_check_env_accepts_a_good_environment(capsys):
     words = capsys.readouterr().out
     assert "observation" in words and "Discrete(2)" in words and "problem" not in words
     able, *refused = [line for line in words.splitlines() if line.startswith(("algorithms", "refused by"))]
-    assert able.startswith("algorithms   A2C, APPO, BC, CrossQ, DQN, ") and ", PPO, " in able
+    assert able.startswith("algorithms   A2C, APPO, BC, CQL, CrossQ, DQN, ") and ", PPO, " in able
     # One line for all algorithms with the same reason.
     assert refused[0] == (
-        "refused by   DDPG, REPPO, RecurrentTD3, TD3, TD3BC, TQC: DDPG requires bounded Box actions, but the action is "
-        "Discrete(2); train with PPO"
+        "refused by   CalQL, DDPG, REPPO, RecurrentTD3, TD3, TD3BC, TQC: CalQL requires bounded Box actions, but the "
+        "action is Discrete(2); train with PPO"
     )
 
 

@@ -26,6 +26,7 @@ from alfish.algorithms.a2c import A2C
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.composition import ICM, RND, Composed, DynamicsFeatures
+from alfish.algorithms.cql import CQL
 from alfish.algorithms.crossq import XQC, CrossQ
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
@@ -122,6 +123,8 @@ OFF_POLICY = {
     "xqc": (functools.partial(XQC, actor_mlp=functools.partial(SMALL, norm="batch", unit_rows=True),
                               critic=functools.partial(CRITIC, norm="batch", unit_rows=True, bias=False),
                               values=functools.partial(Bins, num_bins=11), actor_period=2), BOX),
+    "cql box": (functools.partial(CQL, actor_mlp=SMALL, critic=CRITIC, num_samples=3), BOX),
+    "cql discrete": (functools.partial(CQL, actor_mlp=SMALL, critic=CRITIC), DISCRETE),
 }  # fmt: skip
 
 
