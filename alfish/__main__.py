@@ -131,6 +131,7 @@ def _run(name: str, module, rest: list[str]) -> int:
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"alfish {name}: interrupted", file=sys.stderr)
         return 130
 
 

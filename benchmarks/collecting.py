@@ -3,8 +3,8 @@
     python -m benchmarks.collecting                        # all tasks; rows of docs/results/collecting.csv
     python -m benchmarks.collecting --tasks=waiting,frames
 
-Nothing trains. The sides of a task have the same environments and the same network, and take turns of some seconds, so
-that a change of the machine's speed affects all of them.
+In alfish nothing trains. The sides of a task have the same environments and the same network, and take turns of some
+seconds, so that a change of the machine's speed affects all of them.
 
   waiting   CartPole, with steps that wait for 2 ms; 16 environments, one process each
   frames    frames of 84 x 84 bytes, with steps that wait for 2 ms, and PPO's network for Atari; 8 environments, one
@@ -13,6 +13,8 @@ that a change of the machine's speed affects all of them.
   unequal   CartPole, with steps that wait for a log-normal time, 2 ms on average, sigma 1; 16 environments. `sync`
             steps them together, one process each. The other sides have a worker for each: `lockstep` waits for 32 rows
             of each worker; `free` takes the first 16 segments of 32 rows, so that fast workers give more of them.
+  splits    the environments of `waiting` in Sample Factory, 8 processes of two each. A process steps both and then
+            waits for their actions (`1`), or steps one while the policy acts for the other (`2`). It also trains.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import contextlib
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +89,20 @@ def take_turn(unroller: Unroller, seconds: float) -> dict[str, float]:
     return {"env_steps": steps, "seconds": round(passed, 3), "env_steps_per_second": round(steps / passed, 1)}
 
 
+def take_split_turn(python: str, num_splits: str) -> dict[str, float]:
+    """Runs Sample Factory."""
+    command = processes.side(python, "sample-factory", "throughput", "waiting", 0, num_splits)
+    found = processes.run_script(command, processes.with_threads(1))
+    steps, seconds = found["env_steps"], found["seconds"]
+    return {"env_steps": steps, "seconds": round(seconds, 3), "env_steps_per_second": round(steps / seconds, 1)}
+
+
 TASKS = {
     "waiting": ("sync", "double"),
     "frames": ("sync", "double"),
     "pong": ("sync", "double"),
     "unequal": ("sync", "lockstep", "free"),
+    "splits": ("1", "2"),
 }
 
 
@@ -104,18 +116,23 @@ def main() -> None:
     torch.set_num_threads(1)
     for task in given.tasks.split(","):
         rows: list[dict[str, Any]] = []
+        first, *_ = TASKS[task]
         with contextlib.ExitStack() as stack:
-            sides = {side: make(task, side) for side in TASKS[task]}
-            for unroller in sides.values():
-                stack.callback(unroller.close)
+            turns: dict[str, Callable[[], dict[str, float]]] = {}
+            for side in TASKS[task]:
+                if task == "splits":
+                    turns[side] = functools.partial(take_split_turn, processes.peer_python("sample-factory"), side)
+                else:
+                    unroller = stack.enter_context(contextlib.closing(make(task, side)))
+                    turns[side] = functools.partial(take_turn, unroller, given.seconds)
             for turn in range(given.turns):
-                for side, unroller in sides.items():
-                    row = take_turn(unroller, given.seconds)
+                for side, take in turns.items():
+                    row = take()
                     rows.append({"task": task, "side": side, "turn": turn, **row, "machine": processes.machine()})
-        rates = {side: [row["env_steps_per_second"] for row in rows if row["side"] == side] for side in sides}
+        rates = {side: [row["env_steps_per_second"] for row in rows if row["side"] == side] for side in turns}
         for side, own in rates.items():
-            ratios = [each / first for each, first in zip(own, rates["sync"])]
-            spread = f"{statistics.median(ratios):.2f} of sync, {min(ratios):.2f} to {max(ratios):.2f}"
+            ratios = [each / base for each, base in zip(own, rates[first])]
+            spread = f"{statistics.median(ratios):.2f} of {first}, {min(ratios):.2f} to {max(ratios):.2f}"
             print(f"{task} {side}: {statistics.median(own):,.0f} steps/s, {spread}", flush=True)
         tables.replace_rows(given.table, rows, FIELDS, ("task", "side", "turn"))
 

@@ -107,20 +107,30 @@ def main(flag_values: flags.FlagValues) -> int:
         return _train(trainer)
 
 
+def _beginning(trainer: "Trainer") -> str:
+    """Returns where the same command would begin."""
+    newest = trainer.directory.checkpoints.steps()[-1:]
+    return f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
+
+
 def _train(trainer: "Trainer") -> int:
     """Trains, and returns the exit status of the command."""
     try:
         report = trainer.train()
     except DiskError as error:
-        newest = trainer.directory.checkpoints.steps()[-1:]
-        at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
-        raise RunError(f"{error}; once the directory is writable, run the same command again: it {at}") from error
+        again = f"run the same command again: it {_beginning(trainer)}"
+        raise RunError(f"{error}; once the directory is writable, {again}") from error
+    except KeyboardInterrupt:  # the second one, because the trainer waits after the first
+        trainer.log(f"SIGINT twice: stopped at once; the same command {_beginning(trainer)}")
+        return 130
     if trainer.interrupted_by is not None:
         trainer.log(
             f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; run the same command again to continue"
         )
         return exit_status(trainer.interrupted_by)
-    if report is None and replicas.rank() == 0:
+    clock = trainer.clock
+    out_of_time = clock.finished and clock.progress < 1 and clock.stop_reason is None
+    if (report is None or out_of_time) and replicas.rank() == 0:
         from alfish.training import untrained
 
         print(untrained.end_of(trainer), file=sys.stderr)

@@ -229,6 +229,12 @@ def evaluate(
       RunError: a return is not finite.
     """
     options = {} if lineup is None else {"lineup": dict(lineup)}
+    if unknown := [name for name in settings if "." not in name]:
+        known = ", ".join([*inspect.signature(evaluate).parameters][1:-1])
+        raise UsageError(
+            f"alfish.evaluate has no argument {unknown[0]}; it has {known}, and settings of the run are given by class "
+            "and name (**{'PPO.gamma': 0.9})"
+        )
     settings |= {} if environment is None else {"make_environment.env_id": environment}
     bindings, objects, _ = as_bindings(settings)
     with open_run(root_dir, device, allow_import, bindings, objects) as trainer:

@@ -162,6 +162,8 @@ def train(
     if environment is not None:
         makes_all = getattr(environment, "func", environment) in (make_environment, make_games)
         named["Trainer.environment" if makes_all else "make_environment.env_id"] = environment
+    if twice := [name for name in settings if f"Trainer.{name}" in settings]:
+        raise UsageError(f"alfish.train was given both {twice[0]} and Trainer.{twice[0]}; give one of them")
     named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
     file = str(conf) if conf is not None else algorithm if isinstance(algorithm, str) else None
     files = [] if file is None else [locating.file_of(file)]

@@ -13,6 +13,7 @@ from typing import Any
 import gin
 import numpy as np
 import torch
+from absl import logging
 from gymnasium import spaces
 from torch import nn
 
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         specs, paths = nest.leaves(observation_spec), nest.paths(observation_spec)
-        _check_spaces(observation_spec)
+        _check_spaces(observation_spec, image)
         overrides = _by_leaf(leaves or {}, observation_spec)
 
         def choose(path: str, spec: spaces.Space) -> tuple[str, LeafEncoder | None]:
@@ -94,13 +95,18 @@ class Encoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def _check_spaces(observation_spec: Any) -> None:
-    """Raises UsageError if an encoder was called with something other than spaces, such as a number of features."""
+def _check_spaces(observation_spec: Any, image: LeafEncoder | None) -> None:
+    """Raises UsageError if an encoder was called with something other than spaces, such as a number of features.
+
+    Logs a warning if an encoder of images was given, but there is no image.
+    """
     if not all(isinstance(spec, spaces.Space) for spec in nest.leaves(observation_spec)):
         raise UsageError(
             f"Encoder encodes observations, but was called with {observation_spec!r} in place of their spaces; where "
             "features are the input, give a class such as MLP, or GRU for a memory"
         )
+    if image and not any(map(is_image, nest.leaves(observation_spec))):
+        logging.warning("Encoder.image is not used: %s has no image; set Encoder.leaves", observation_spec)
 
 
 def _by_leaf(given: Mapping[str, LeafEncoder | None], observation_spec: Nest) -> dict[str, LeafEncoder | None]:

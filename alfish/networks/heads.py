@@ -67,11 +67,10 @@ class PolicyHead(nn.Module):
             )
         self._structure = nest.map(lambda _: 0, action_spec)
         heads: list[nn.Module] = []
-        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+        for path, leaf in nest.named_leaves(action_spec, "action"):
             if not is_bounded(leaf):
                 logging.warning(
-                    "The action %s has %s (%s), so it is not scaled: PolicyHead.initial_log_std is in the "
-                    "environment's units",
+                    "The %s has %s (%s), so it is not scaled: PolicyHead.initial_log_std is in the environment's units",
                     path,
                     missing_bounds(leaf),
                     leaf,

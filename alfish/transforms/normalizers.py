@@ -15,6 +15,7 @@ from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.functional.returns import reverse_scan
 from alfish.nest import Nest
+from alfish.networks.images import is_image
 from alfish.parameters import PositiveFloat, UnitInterval, checked
 from alfish.processes import replicas
 from alfish.transforms.transform import Transform
@@ -71,8 +72,8 @@ class ObservationNormalizer(Transform):
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: glob, or list of globs, for the paths of leaves to normalize. Only float leaves change. With the default,
-        an observation without float leaves is allowed.
+      leaves: glob, or list of globs, for the paths of leaves to normalize. Only float leaves change. The default means
+        all of them except images with bounds 0 and 255, which encoders scale; there may be none.
       clip: largest absolute output; None means that outputs are not clipped.
       epsilon: number added to the variance.
     """
@@ -102,6 +103,8 @@ class ObservationNormalizer(Transform):
 
         def moments(path: str, spec: spaces.Space) -> RunningMoments | None:
             chosen = path in floats and any(fnmatch(path, glob) for glob in globs)
+            has_pixels = is_image(spec) and bool(np.all(spec.high == 255))  # type: ignore[attr-defined]
+            chosen = chosen and not (has_pixels and globs == EVERY_LEAF)
             return RunningMoments(spec.shape or ()) if chosen else None
 
         # None for leaves that do not change.

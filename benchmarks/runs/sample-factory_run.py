@@ -1,11 +1,13 @@
 """Sample Factory's side: asynchronous PPO, its workers, inference and learner one process each.
 
 The environments are in two workers, so that it acts while it trains. Its returns lag behind: rows are older than the
-weights that train on them.
+weights that train on them. The recipe `waiting` is a side of `benchmarks.collecting`.
 """
 
 import functools
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -32,17 +34,38 @@ def make(env_id: str, *_: Any, render_mode: str | None = None) -> gymnasium.Env:
     return gymnasium.make(env_id, render_mode=render_mode)
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int, num_envs: int = 8, rollout: int = 256) -> None:
+class Waiting(gymnasium.Wrapper):
+    """CartPole whose steps wait for 2 ms."""
+
+    def __init__(self, *_: Any, render_mode: str | None = None):
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.002)
+        return self.env.step(action)
+
+
+def ppo(
+    env_id: str,
+    num_env_steps: int,
+    seed: int,
+    num_envs: int = 8,
+    rollout: int = 256,
+    num_workers: int = 2,
+    num_splits: int = 2,
+    factory: Callable[..., gymnasium.Env] = make,
+) -> None:
     assert num_envs * rollout == ROWS
-    register_env(env_id, make)
+    register_env(env_id, factory)
     settings = {
         "algo": "APPO",
         "env": env_id,
         "seed": seed,
         "device": "cpu",
         "train_for_env_steps": num_env_steps,
-        "num_workers": 2,
-        "num_envs_per_worker": num_envs // 2,
+        "num_workers": num_workers,
+        "num_envs_per_worker": num_envs // num_workers,
+        "worker_num_splits": num_splits,
         "set_workers_cpu_affinity": False,  # on two cores, pinned workers take the learner's
         "rollout": rollout,
         "batch_size": BATCH_SIZE,
@@ -76,7 +99,12 @@ def ppo(env_id: str, num_env_steps: int, seed: int, num_envs: int = 8, rollout: 
     script.report(clock.first, clock.last, sum(returns) / len(returns), script.versions("sample-factory", "torch"))
 
 
-RECIPES = {
+def waiting(seed: int, num_splits: str) -> None:
+    ppo("waiting", 40_000, seed, num_envs=16, rollout=128, num_workers=8, num_splits=int(num_splits), factory=Waiting)
+
+
+RECIPES: dict[str, Callable[..., None]] = {
+    "waiting": waiting,
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
     "appo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000, num_envs=32, rollout=64),
 }

@@ -349,6 +349,12 @@ def test_a_run_stopped_by_a_listener_exits_with_0_and_is_finished(tmp_path, caps
     )
 
 
+def test_a_run_that_time_ends_says_so_at_once(tmp_path, capsys):
+    assert main(train(tmp_path, "Trainer.num_env_steps=2000", "Trainer.wall_seconds=1e-6")) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "is finished: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000" in line
+
+
 def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--num_envs=2", "--json"]) == 0
@@ -378,6 +384,8 @@ def test_evaluate_in_python_returns_the_result_of_the_command(run, capsys):
     found = alfish.evaluate(run, 3, seed=7, sample=True, num_envs=2)
     assert found.summary() == json.loads(capsys.readouterr().out)
     assert alfish.evaluate(str(run), 1, "best", max_length=2).lengths == (2,)
+    with pytest.raises(UsageError, match="alfish.evaluate has no argument deterministic; it has .*sample"):
+        alfish.evaluate(run, deterministic=True)
 
 
 def test_a_run_is_evaluated_with_other_settings_than_its_own(run, capsys):

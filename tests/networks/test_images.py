@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfish import specs
-from alfish.networks import NatureCNN, SmallCNN
+from alfish.networks import Encoder, NatureCNN, SmallCNN
 from alfish.networks import images as module
 from alfish.transforms import FrameStack
 
@@ -89,3 +89,13 @@ def test_a_stack_of_small_colour_frames_is_convolved_over_its_pixels():
     raw = spaces.Box(0, 255, (10, 10, 4), np.uint8)
     stacked = FrameStack(raw, specs.reward_spec(), num_frames=4).observation_spec
     assert SmallCNN(stacked).image_shape == (16, 10, 10)
+
+
+def test_an_encoder_of_images_without_images_is_mentioned(caplog):
+    camera = spaces.Box(0, 1, (24, 24, 3), np.float32)
+    Encoder({"camera": camera}, image=SmallCNN)
+    assert "Encoder.image is not used: {'camera': Box(0.0, 1.0, (24, 24, 3), float32)} has no image" in caplog.text
+    caplog.clear()
+    Encoder({"camera": spaces.Box(0, 255, (24, 24, 3), np.float32)}, image=SmallCNN)
+    Encoder({"camera": camera}, leaves={"camera": SmallCNN})
+    assert caplog.text == ""

@@ -490,7 +490,7 @@ def test_a_critic_without_hidden_layers_has_its_own_torso():
 @pytest.mark.parametrize("bound, warns", [(1.0, False), (np.inf, True)])
 def test_a_normal_over_an_unbounded_action_says_that_it_is_not_scaled(caplog, bound, warns):
     PolicyHead(3, {"push": spaces.Box(np.float32(-bound), np.float32(bound), (2,))})
-    assert ("action push has no bounds" in caplog.text) == warns
+    assert ("action.push has no bounds" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ PACKAGE_FILES = 15
 # `__getstate__` of all algorithms, without which workers kept the progress of their start, added 4 lines, and the check
 # of an encoder's spaces 8.
 LINES_TO_READ = {
-    "alfish.algorithms.sac": (3245, 2290),
-    "alfish.algorithms.dqn": (2360, 1440),
-    "alfish.algorithms.ppo": (2650, 1420),
+    "alfish.algorithms.sac": (3250, 2295),
+    "alfish.algorithms.dqn": (2363, 1440),
+    "alfish.algorithms.ppo": (2653, 1420),
     "alfish.algorithms.a2c": (2700, 1300),
 }
 

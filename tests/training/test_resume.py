@@ -701,6 +701,15 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number, status)
     assert f"stopped at {newest:,} steps" in errors
 
 
+def test_a_second_interrupt_says_where_the_same_command_begins(tmp_path, capsys, monkeypatch):
+    assert main(command(tmp_path, *TINY)) == 0
+    monkeypatch.setattr("alfish.training.trainer.Trainer.train", lambda self: signal.raise_signal(signal.SIGINT))
+    assert main(command(tmp_path, *TINY)) == 130
+    newest = Checkpoints(tmp_path / "checkpoints").steps()[-1]
+    line = f"SIGINT twice: stopped at once; the same command continues from the checkpoint at {newest:,} steps"
+    assert line in capsys.readouterr().err
+
+
 def test_another_configuration_is_shown_and_stops(tmp_path, capsys):
     assert main(command(tmp_path, *TINY)) == 0
     capsys.readouterr()

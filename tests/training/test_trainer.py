@@ -1535,3 +1535,8 @@ def test_a_trainers_directory_stays_where_it_was(tmp_path, monkeypatch):
     environment = functools.partial(make_environment, make)
     Trainer("runs/a", algorithm=PPO, environment=environment, num_env_steps=300).train()
     assert (tmp_path / "runs" / "a" / "done").exists() and not list((tmp_path / "place").iterdir())
+
+
+def test_a_setting_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="both num_env_steps and Trainer.num_env_steps; give one of them"):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path, num_env_steps=200, **{"Trainer.num_env_steps": 300})

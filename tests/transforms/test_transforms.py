@@ -118,6 +118,13 @@ class TestRunningMoments:
 
 
 class TestObservationNormalizer:
+    def test_float_images_of_pixels_keep_their_bounds_unless_they_are_named(self):
+        """Without these bounds an encoder takes them for vectors, or does not scale them."""
+        pixels = spaces.Box(0, 255, (24, 24, 3), np.float32)
+        for kind in (ObservationNormalizer, ObservationRescaler):
+            assert kind({"camera": pixels, "x": VECTOR}, SCALAR).observation_spec["camera"] == pixels
+            assert kind({"camera": pixels}, SCALAR, leaves=["camera"]).observation_spec["camera"] != pixels
+
     def test_what_comes_out_has_mean_zero_and_deviation_one(self):
         torch.manual_seed(0)
         normalizer = ObservationNormalizer(VECTOR, SCALAR)
