@@ -125,11 +125,13 @@ def settings(path: Path, directory: Path) -> dict[str, Any]:
         chosen["OfflineBuffer.sources"] = [recorded(env_id, directory / "data")]
     if "@saved_policy" in text:
         chosen["saved_policy.root_dir"] = trained(env_id, directory / "expert")
-    if "@OfflineBatches" in text:
+    if re.findall(r"^Trainer.batches = @(\w+)", text, re.MULTILINE)[-1:] == ["OfflineBatches"]:
         return chosen | {"num_updates": NUM_STEPS}
     if "@ReplayBatches" not in text:
         return chosen | {"num_env_steps": NUM_STEPS}
     replay = {"ReplayBatches.warmup_env_steps": WARMUP, "ReplayBatches.capacity": 10_000}
+    if "ReplayBatches.offline_updates" in text:
+        replay["ReplayBatches.offline_updates"] = WARMUP
     rate = float(*(re.findall(r"ReplayBatches.updates_per_env_step = ([\d.]+)", text)[-1:] or ["1"]))
     most = FEWER_UPDATES.get(path.stem, MOST_UPDATES)
     return chosen | replay | {"num_env_steps": WARMUP + min(NUM_STEPS, int(most / rate))}

@@ -702,8 +702,11 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number, status)
 
 
 def test_a_second_interrupt_says_where_the_same_command_begins(tmp_path, capsys, monkeypatch):
+    def interrupted(trainer):
+        raise KeyboardInterrupt
+
     assert main(command(tmp_path, *TINY)) == 0
-    monkeypatch.setattr("alfish.training.trainer.Trainer.train", lambda self: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("alfish.training.trainer.Trainer.train", interrupted)
     assert main(command(tmp_path, *TINY)) == 130
     newest = Checkpoints(tmp_path / "checkpoints").steps()[-1]
     line = f"SIGINT twice: stopped at once; the same command continues from the checkpoint at {newest:,} steps"
