@@ -97,6 +97,12 @@ DRAWN = {
         recorded("Pendulum-v1, medium-replay", {"iql_pendulum-medium-replay": ""}),
         recorded("HalfCheetah-v5, medium-replay", {"iql_halfcheetah-medium-replay": ""}),
     ],
+    "cql": [
+        recorded(
+            "Pendulum-v1, medium-replay",
+            {"cql_pendulum-medium-replay": "CQL", "calql_pendulum-medium-replay": "Cal-QL, acts after 20 k updates"},
+        )
+    ],
     "dagger": [of_conf("Pendulum-v1", "dagger_pendulum", -141.3)],
     "distillation": [of_conf("HalfCheetah-v5 without velocities", "student_halfcheetah", 7321)],
     "apprenticeship": [of_conf("CartPole-v1", "appl_cartpole", 475)],

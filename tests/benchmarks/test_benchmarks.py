@@ -76,7 +76,7 @@ def command_line(monkeypatch):
 # Commands.
 
 COMMANDS = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py") if "def main" in path.read_text())
-PEERS = ("sb3_", "sbx_", "sample-factory_", "tianshou_", "torchrl_", "jax_", "rlox_")
+PEERS = ("benchmarl_", "sb3_", "sbx_", "sample-factory_", "tianshou_", "torchrl_", "jax_", "rlox_")
 
 
 def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_itself(capsys, monkeypatch):
