@@ -101,7 +101,7 @@ def test_pages_list_the_actions_that_algorithms_support(name):
     kind, page = OF_PAGE[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
     said = dict(re.findall(r"^\| ([a-z ]+) \| (.*)$", page, re.MULTILINE))
     observation, reward = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-np.inf, np.inf, (), np.float32)
-    expected = next(taken for words, taken in TAKEN.items() if words in said["actions"])
+    (expected,) = [taken for words, taken in TAKEN.items() if words in said["actions"]]
     taken = {label for label, space in SPECS.items() if _accepts(kind, observation, space, reward)}
     assert taken == expected
     action = SPECS[min(expected)]
