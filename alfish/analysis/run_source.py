@@ -199,6 +199,7 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
     """Returns a column of the episodes of each evaluation, by the clock of the evaluation, ascending.
 
     Evaluations without the column are left out, because a resumed run may have more columns than it had before.
+    Episodes with an empty cell are left out, and so are evaluations in which all cells are empty.
 
     Args:
       directory: directory of the run.
@@ -216,5 +217,6 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
                 raise UsageError(f"{path} has no episodes; restore it, or move it away")
             if column in header:
                 index = header.index(column)
-                found[int(clock[1])] = tuple(contents.numbers([row[index] for row in rows], path).tolist())
+                if cells := [row[index] for row in rows if row[index]]:
+                    found[int(clock[1])] = tuple(contents.numbers(cells, path).tolist())
     return found

@@ -10,7 +10,9 @@ episode that does not end is cut after Trainer.max_evaluation_length steps (100,
 --max_length sets another limit. --json prints one JSON object with the keys env_steps, num_episodes, mean, std, ci_low,
 ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut (the number of episodes that
 were cut). With several objectives or policies, the object also has by_objective: the returns of each objective, or the
-mean return of each policy's agents, by name. --lineup names the policies of agents in games:
+mean return of each policy's agents, by name. If infos at the ends of episodes have the numbers in
+Trainer.evaluation_infos (by default success and is_success), the object also has infos: the numbers of each episode, by
+name; --gin_param="Trainer.evaluation_infos = ['*']" reads all numbers. --lineup names the policies of agents in games:
 --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode into the run's directory `films`;
 --video_episodes=4 films the first four side by side. Films do not change the results. Films need the extra 'video': pip
 install 'alfish[video]'. --code=run evaluates with the source code that the listener CodeSnapshot saved in the run.
@@ -79,6 +81,8 @@ def main(flag_values: flags.FlagValues) -> int:
     print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
     for name, value in evaluation.means().items():
         print(f"        {name}  mean {significant(value)}")
+    for name, value in evaluation.info_means().items():
+        print(f"info    {name}  mean {significant(value)}")
     cut = f", {counted(evaluation.num_cut, 'episode')} cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0

@@ -7,9 +7,9 @@
 
 --perturb names a parameter and its bounds. Members begin with random values between the bounds, drawn log-uniformly.
 After each generation of --steps clock steps, the value of a member is the mean return of its last evaluation, or of its
-last --last evaluations. The worst quarter (--share) continues from checkpoints of the best quarter, with each perturbed
-value multiplied by 0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced.
---share=0 replaces no member.
+last --last evaluations; --objective=evaluation/env_info/success takes the success rate instead. The worst quarter
+(--share) continues from checkpoints of the best quarter, with each perturbed value multiplied by 0.8 or 1.25. With
+--gap=2, only a member whose value is worse by 2 standard errors is replaced. --share=0 replaces no member.
 
 A member in a generation is a run directory of `alfish train`, such as g003/m2, with its parent and its settings in
 member.json. Such a directory is never overwritten, so no progress is lost, and these directories are the only state.

@@ -9,7 +9,7 @@
 parameters have grid(...), each combination is a trial. Otherwise Optuna's TPE proposes the values (pip install
 'alfish[sweep]'), or --sampler=random draws them. With --seeds=3, each trial is three runs with the seeds Trainer.seed,
 Trainer.seed + 1 and so on, and its value is their mean. The value of a run is the mean return of its last evaluation,
-or of its last --last evaluations.
+or of its last --last evaluations; --objective=evaluation/env_info/success takes the success rate instead.
 
 Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
 ends the runs after they have saved checkpoints. The same command then continues the sweep, even after a kill. A run
@@ -81,7 +81,7 @@ def _show(directory: Path, specification: "SweepSpecification") -> None:
     show(table(names, trials))
     written = [str(directory / CSV)]
     try:
-        write_picture(directory, parameters, trials)
+        write_picture(directory, parameters, trials, specification.value_words)
         written.append(str(directory / PICTURE))
     except UsageError as error:  # matplotlib is missing; the table is already written
         log(str(error))

@@ -19,6 +19,7 @@ from alfish.metrics.metric import Metric, MovingWindow
 from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, checked
 
+SUCCESS = ("success", "is_success")  # names that environments commonly give to the success of an episode
 ENOUGH_ROWS = 20  # number of rows after which a name in `include` that matches no number is reported
 
 
@@ -154,8 +155,7 @@ class EnvInfo(Metric):
 
     def _wants(self, key: str) -> bool:
         if key not in self._wanted:
-            included = any(fnmatchcase(key, glob) for glob in self._include)
-            self._wanted[key] = included and not any(fnmatchcase(key, glob) for glob in self._exclude)
+            self._wanted[key] = _matches(key, self._include) and not _matches(key, self._exclude)
         return self._wanted[key]
 
 
@@ -201,6 +201,46 @@ class SimulatorLog(Metric):
         for key, window_state in state.items():
             self._windows[key] = MovingWindow(self._size)
             self._windows[key].load_state_dict(window_state)
+
+
+class EpisodeInfos:
+    """Numbers in the infos at the ends of episodes.
+
+    Args:
+      include: globs; a flattened name (`a.b.c`) must match at least one.
+      num_episodes: number of episodes, E.
+
+    Attributes:
+      values: values by flattened name, `[E]` float64; nan for episodes that reported no finite number.
+    """
+
+    def __init__(self, include: Sequence[str], num_episodes: int):
+        self._include, self._num_episodes = include, num_episodes
+        self.values: dict[str, np.ndarray] = {}
+
+    def add(self, info: dict, episode: np.ndarray, ended: np.ndarray) -> None:
+        """Reads the info of a vector step.
+
+        Args:
+          info: info of B environments, in gymnasium's format.
+          episode: index of each environment's episode, `[B]` int.
+          ended: environments whose episodes have ended, `[B]` bool.
+        """
+        for key, value, present in _at_row(info, ended, ended):
+            numbers = _numbers(value, present) if _matches(key, self._include) else None
+            if numbers is not None:
+                values = np.where(np.isfinite(numbers[0]), numbers[0], np.nan)
+                own = self.values.setdefault(key, np.full(self._num_episodes, np.nan))
+                own[episode[numbers[1]]] = values[numbers[1]]
+
+    def unmatched(self) -> list[str]:
+        """Returns the globs that have matched no number, except `SUCCESS` and globs of wildcards only."""
+        named = [glob for glob in self._include if glob not in SUCCESS and glob.strip("*.?")]
+        return [glob for glob in named if not any(fnmatchcase(key, glob) for key in self.values)]
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:

@@ -11,10 +11,11 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from alfish.analysis.run_source import EVALUATION
 from alfish.analysis.tables import as_csv
 from alfish.errors import UsageError, printable
 from alfish.parameters import NonNegativeInt, PositiveInt
@@ -27,10 +28,12 @@ from alfish.runs.stop_signals import StopSignals
 from alfish.sweeps.base import BASE, Base
 from alfish.sweeps.jobs import JobEnded, Jobs
 from alfish.sweeps.run_state import Endings, mark_failed
+from alfish.training.evaluations.evaluation import ENV_INFO
 
 MAX_RUNS = 1_000_000  # maximum number of runs of a group
 PERIOD_SECONDS = 1.0  # seconds between two checks of signals and evaluations
 
+MEAN_RETURN = f"{EVALUATION}/mean_return"
 Kind = TypeVar("Kind", bound="Specification")
 
 
@@ -47,6 +50,9 @@ class Specification(abc.ABC):
       factors: names of the fields whose product is the number of runs.
       seed: value of `Trainer.seed` in the first run.
       last: number of final evaluations of a run; their mean is the run's value.
+      objective: scalar of the evaluations that is the value of a run, larger is better: 'evaluation/mean_return',
+        'evaluation/mean_return/NAME' for an entry of a vector reward, or 'evaluation/env_info/NAME' for a number in the
+        infos (`Trainer.evaluation_infos`).
     """
 
     group: ClassVar[str]
@@ -57,13 +63,38 @@ class Specification(abc.ABC):
 
     seed: NonNegativeInt
     last: PositiveInt
+    objective: str = field(default=MEAN_RETURN, kw_only=True)  # groups of older versions have no such field
 
     def __post_init__(self) -> None:
+        _ = self.column
         if self.num_runs > MAX_RUNS:
             raise UsageError(
                 f"a {self.group} of {self.num_runs:,} runs exceeds the limit of {MAX_RUNS:,} runs; reduce "
                 f"{' or '.join(f'--{name}' for name in self.factors)}"
             )
+
+    @property
+    def column(self) -> str:
+        """Column of `objective` in the tables of the evaluations.
+
+        Raises:
+          UsageError: there is no such column.
+        """
+        evaluation, _, name = self.objective.partition("/")
+        kind, _, entry = name.partition("/")
+        if evaluation == EVALUATION and kind == "mean_return" and (entry or name == kind):
+            return "return" + name.removeprefix(kind)
+        if evaluation == EVALUATION and kind + "/" == ENV_INFO and entry:
+            return name
+        raise UsageError(
+            f"--objective is {self.objective!r}; it must be {MEAN_RETURN}, {MEAN_RETURN}/NAME or "
+            f"{EVALUATION}/{ENV_INFO}NAME"
+        )
+
+    @property
+    def value_words(self) -> str:
+        """What the value of a run is, in words for an axis."""
+        return f"{self.column} of the last {'evaluation' if self.last == 1 else f'{self.last} evaluations'}"
 
     @property
     def num_runs(self) -> int:

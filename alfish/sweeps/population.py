@@ -161,10 +161,11 @@ class Population(RunGroup[PopulationSpecification]):
         best = max(results, key=lambda result: result.value)
         generation = best.member.generation
         if best.has_failed:
-            reasons = [self._state(result.member).failure or "its return is not finite" for result in results]
+            unfit = f"{self.specification.objective} is missing or not finite"
+            reasons = [self._state(result.member).failure or unfit for result in results]
             raise RunError(f"all members of generation {generation} have failed; the first failure: {reasons[0]}")
         settings = bindings_text(best.member.bindings)
-        self.log(f"Generation {generation}: best return {significant(best.value)} by {best.member.name} ({settings})")
+        self.log(f"Generation {generation}: best value {significant(best.value)} by {best.member.name} ({settings})")
         link = self.directory / BEST
         temporary = temporary_of(link)
         with writing(link):
@@ -182,7 +183,7 @@ class Population(RunGroup[PopulationSpecification]):
         write_rows(self.directory / CSV, rows)
 
     def _state(self, member: Member) -> RunState:
-        return RunState.read(self.directory / member.name)
+        return RunState.read(self.directory / member.name, self.specification.column)
 
 
 def write_member(member: Member, root: Path) -> Member:

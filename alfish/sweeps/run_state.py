@@ -30,7 +30,7 @@ class RunState(NamedTuple):
       is_done: whether the directory has the file `done`.
       failure: reason why the run failed; None if the run did not fail.
       checkpoint: clock of the newest checkpoint; None if there is no checkpoint.
-      evaluations: returns of each evaluation's episodes, by ascending clock.
+      evaluations: values of each evaluation's episodes, by ascending clock.
     """
 
     directory: Path
@@ -40,8 +40,13 @@ class RunState(NamedTuple):
     evaluations: Mapping[int, tuple[float, ...]]
 
     @classmethod
-    def read(cls, directory: Path) -> "RunState":
-        """Reads the directory of a run, which need not exist."""
+    def read(cls, directory: Path, column: str = "return") -> "RunState":
+        """Reads the directory of a run, which need not exist.
+
+        Args:
+          directory: directory of the run.
+          column: column of the values in the tables of the evaluations.
+        """
         is_done = (directory / DONE).is_file()  # read first, because a finished run writes nothing more
         failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
@@ -50,17 +55,17 @@ class RunState(NamedTuple):
             is_done,
             failed.get("reason"),
             checkpoints[-1] if checkpoints else None,
-            read_evaluations(directory),
+            read_evaluations(directory, column=column),
         )
 
     @property
     def means(self) -> dict[int, float]:
-        """Mean return of each evaluation, by clock, ascending."""
+        """Mean value of each evaluation, by clock, ascending."""
         return {clock: mean(returns) for clock, returns in self.evaluations.items()}
 
 
 def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
-    """Returns the mean of the mean returns of evaluations; None without evaluations."""
+    """Returns the mean of the mean values of evaluations; None without evaluations."""
     return mean([mean(returns) for returns in evaluations]) if evaluations else None
 
 

@@ -167,7 +167,7 @@ class Sweep(RunGroup[SweepSpecification]):
 def trials_of(directory: Path, specification: SweepSpecification) -> Trials:
     """Returns the trials in the directory of a sweep."""
     seeds = range(specification.seed, specification.seed + specification.seeds)
-    return Trials(directory, specification.parameters, seeds, specification.last)
+    return Trials(directory, specification.parameters, seeds, specification.last, specification.column)
 
 
 def parameter_of(argument: str) -> Parameter:

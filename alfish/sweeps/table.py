@@ -99,8 +99,13 @@ COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "running": "tab:gray"}
 BEST = "tab:red"
 
 
-def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> None:
-    """Writes `trials.png`.
+def write_picture(
+    directory: Path,
+    parameters: Sequence[Parameter],
+    trials: Sequence[Trial],
+    label: str = "return of the last evaluation",
+) -> None:
+    """Writes `trials.png`; `label` names the values of the trials.
 
     Raises:
       UsageError: matplotlib is not installed.
@@ -112,7 +117,7 @@ def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequ
     for axis, parameter in zip(axes, parameters):
         _draw_parameter(axis, parameter, trials, best)
     _draw_curves(axes[-1], trials, best)
-    axes[0].set_ylabel("return of the last evaluation")
+    axes[0].set_ylabel(label)
     write_atomically(directory / PICTURE, figures.encoded(figure, ".png"))
 
 

@@ -43,22 +43,24 @@ class TrialRun:
       seed: value of `Trainer.seed`.
       pruned_at: clock of the evaluation after which the run was stopped; None if it was not pruned.
       last: number of final evaluations of a run; their mean is the run's value.
+      column: column of the values in the tables of the evaluations.
     """
 
     state: RunState
     seed: int
     pruned_at: int | None
     last: int
+    column: str = "return"
 
     @classmethod
-    def read(cls, directory: Path, seed: int, last: int) -> "TrialRun":
-        pruned, state = contents.record(directory, PRUNED, {"clock": int}), RunState.read(directory)
+    def read(cls, directory: Path, seed: int, last: int, column: str) -> "TrialRun":
+        pruned, state = contents.record(directory, PRUNED, {"clock": int}), RunState.read(directory, column)
         if pruned is not None and pruned["clock"] not in state.evaluations:
             raise UsageError(
                 f"{directory / PRUNED} has the step count {pruned['clock']}, at which the run was not evaluated; "
                 "remove it"
             )
-        return cls(state, seed, None if pruned is None else pruned["clock"], last)
+        return cls(state, seed, None if pruned is None else pruned["clock"], last, column)
 
     @property
     def counting(self) -> dict[int, tuple[float, ...]]:
@@ -81,7 +83,7 @@ class TrialRun:
         if not self.state.is_done:
             return self.state.failure
         if self.value is None:
-            return "has no evaluation"
+            return "has no evaluation" if self.column == "return" else f"has no evaluation with {self.column}"
         return None if math.isfinite(self.value) else "has no finite value"
 
 
@@ -146,14 +148,14 @@ class Trials:
       directory: directory of the sweep.
       parameters: parameters that the trials bind.
       seeds: value of `Trainer.seed` in each run of a trial.
-      last: number of final evaluations of a run, as in `TrialRun`.
+      last, column: number of final evaluations of a run, and column of their values, as in `TrialRun`.
     """
 
-    def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
+    def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int, column: str):
         self._directory = directory
         self._parameters = parameters
         self._seeds = seeds
-        self._last = last
+        self._read = last, column
         self._over: dict[int, Trial] = {}  # trials that have ended and are not read again
 
     def read(self) -> list[Trial]:
@@ -184,7 +186,7 @@ class Trials:
         content = self._content(next(filter(os.path.lexists, paths), paths[0]))
         if not all(map(os.path.lexists, paths)):
             return self.write(number, content["bindings"], content["seen"])
-        runs = tuple(TrialRun.read(directory, seed, self._last) for directory, seed in places)
+        runs = tuple(TrialRun.read(directory, seed, *self._read) for directory, seed in places)
         return Trial(number, content["bindings"], tuple(content["seen"]), runs)
 
     def _content(self, path: Path) -> dict[str, Any]:

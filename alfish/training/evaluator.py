@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import calling, refuse_default_dtype
+from alfish.metrics.env_info import SUCCESS, EpisodeInfos
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
@@ -91,6 +92,7 @@ class Evaluator:
         error.
       num_cut: number of episodes of the last evaluation that were truncated at `max_length`; only the first such
         episode is logged.
+      infos: globs of the numbers that `evaluate` reads from the infos at the ends of episodes, see `EpisodeInfos`.
 
     Raises:
       UsageError: the environment's spaces differ from the policy's, or `max_length` is below 1.
@@ -109,6 +111,8 @@ class Evaluator:
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = print_to_stderr
+        self.infos: Sequence[str] = SUCCESS
+        self._unmatched: list[str] = []  # globs in `infos` that were reported because they matched no number
         self._device = algorithm.progress.device
         trained_spec = transforms.raw_observation_spec
         lacks_leaves = nest.paths(environment.observation_spec) != nest.paths(trained_spec)
@@ -145,6 +149,7 @@ class Evaluator:
         self._check_number(num_episodes)
         names = reward_names(self.environment.reward_spec)
         totals, lengths = np.zeros((num_episodes, max(1, len(names)))), np.zeros(num_episodes, np.int64)
+        infos = EpisodeInfos(self.infos, num_episodes)
         self._under_way = None
         with self._acting(seed, sample):
             for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
@@ -155,6 +160,8 @@ class Evaluator:
                     lanes = episode >= 0  # environments that are running an episode
                     totals[episode[lanes]] += reward[lanes]
                     lengths[episode[lanes]] += 1
+                    ended = nest.as_array(time_step.step_type) == StepType.LAST
+                    infos.add(self.environment.infos, episode, lanes & ended)
         if not np.isfinite(totals).all():
             wrong = int(np.flatnonzero(~np.isfinite(totals).all(1))[0])
             raise RunError(
@@ -163,7 +170,9 @@ class Evaluator:
             )
         by_objective = {name: tuple(own.tolist()) for name, own in zip(names, totals.T)}
         returns = tuple(self.scalarized(totals).tolist())
-        return Evaluation(env_steps, seed, returns, tuple(lengths.tolist()), self.num_cut, by_objective)
+        self._unmatched = report_unmatched(infos.unmatched(), self._unmatched, self.log)
+        of_episodes = {name: tuple(own.tolist()) for name, own in sorted(infos.values.items())}
+        return Evaluation(env_steps, seed, returns, tuple(lengths.tolist()), self.num_cut, by_objective, of_episodes)
 
     def scalarized(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards or returns as scalars, `[N]` from `[N]` or `[N, R]`, with the policy's reward weights."""
@@ -395,6 +404,14 @@ def print_to_stderr(line: str) -> None:
     """Prints a line to standard error, unless other code, such as an environment, has closed that stream."""
     with contextlib.suppress(ValueError):
         print(line, file=sys.stderr, flush=True)
+
+
+def report_unmatched(globs: list[str], reported: list[str], log: Callable[[str], Any]) -> list[str]:
+    """Logs globs that matched no number in an evaluation, unless they were reported; returns all reported globs."""
+    if new := [glob for glob in globs if glob not in reported]:
+        shown = ", ".join(map(repr, new))
+        log(f"Trainer.evaluation_infos has {shown}, which matched no number in the infos at the ends of the episodes")
+    return reported + new
 
 
 def episode_of(k: int, rows: TimeStep, observation_space: Space, action_space: Space) -> Episode:

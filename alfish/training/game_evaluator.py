@@ -15,13 +15,14 @@ from alfish.data import StepType, TimeStep
 from alfish.environments.games import Games, Group, SideBySide
 from alfish.errors import RunError, UsageError, counted
 from alfish.errors.user_code import calling
+from alfish.metrics.env_info import SUCCESS, EpisodeInfos
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.parameters import NonNegativeInt, checked
 from alfish.policies.lineup import Lineup
 from alfish.runs import random_state
 from alfish.training.evaluations.evaluation import Evaluation
-from alfish.training.evaluator import MAX_EPISODE_LENGTH, episode_of, print_to_stderr
+from alfish.training.evaluator import MAX_EPISODE_LENGTH, episode_of, print_to_stderr, report_unmatched
 from alfish.training.films import FilmRow
 from alfish.training.padded_policy import PaddedPolicy
 from alfish.transforms import Transforms
@@ -61,6 +62,7 @@ class GameEvaluator:
       environment, max_length: the games, and the constructor's argument.
       log: function that receives a line about truncated games; the default prints to standard error.
       num_cut: number of truncated games of the last evaluation.
+      infos: globs of the numbers that `evaluate` reads from the infos at the ends of agents' episodes.
 
     Raises:
       UsageError: a pattern matches no agent, or no policy of that name can play the agents.
@@ -84,6 +86,8 @@ class GameEvaluator:
         self._lineup = lineup
         self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = print_to_stderr
+        self.infos: Sequence[str] = SUCCESS
+        self._unmatched: list[str] = []  # see `Evaluator`
         self._numbers = {member.name: number for number, member in enumerate(members)}
         self._fixed = self._fixed_numbers(opponents or {})
 
@@ -108,9 +112,9 @@ class GameEvaluator:
           values: flag without effect, because rows of games have no values.
 
         Returns:
-          Evaluation. `by_objective` has the mean return of each policy's agents in each game; `returns` has the mean
-          over the policies of each game, and 0 for a game that ended before any policy acted. If only random agents
-          played, `returns` has their means.
+          Evaluation. `by_objective` has the mean return of each policy's agents in each game, and `infos` the means of
+          the numbers in their infos; `returns` has the mean over the policies of each game, and 0 for a game that ended
+          before any policy acted. If only random agents played, `returns` has their means.
 
         Raises:
           UsageError: `num_episodes` is below 1.
@@ -121,11 +125,14 @@ class GameEvaluator:
         self.num_cut = 0
         names = [*self._numbers, RANDOM]
         returns, lengths = np.full((num_episodes, len(names)), np.nan), np.zeros(num_episodes, np.int64)
+        infos = _AgentInfos(self.environment, self.infos, num_episodes)
         with self._acting(sample):
             for first in range(0, num_episodes, self.environment.num_games):
                 count = min(self.environment.num_games, num_episodes - first)
-                found, length = self._play(first, seed + first, count, sample, on_row)
+                infos.begin({key: self._playing(key, seed + first) for key in self.environment.groups})
+                found, length = self._play(first, seed + first, count, sample, on_row, infos.add)
                 returns[first : first + count], lengths[first : first + count] = found[:count], length[:count]
+        self._unmatched = report_unmatched(infos.unmatched(), self._unmatched, self.log)
         if np.isinf(returns).any() or np.isnan(returns).all(1).any():
             raise RunError("the return of a game of the evaluation is not finite; check the rewards of the game")
         if self.num_cut:
@@ -136,7 +143,8 @@ class GameEvaluator:
         counted_returns = of_policies if np.isfinite(of_policies).any() else returns
         num_counted = np.isfinite(counted_returns).sum(1)
         whole = np.nansum(counted_returns, axis=1) / np.maximum(num_counted, 1)
-        return Evaluation(env_steps, seed, tuple(whole.tolist()), tuple(lengths.tolist()), self.num_cut, objectives)
+        steps, means = tuple(lengths.tolist()), infos.means(list(self._numbers))
+        return Evaluation(env_steps, seed, tuple(whole.tolist()), steps, self.num_cut, objectives, means)
 
     def test_episodes(self, num_games: int, seed: int = 0, *, policy: str = "") -> Iterator[Episode]:
         """Yields the episodes of a policy's agents, in the order in which they end; see `Evaluator.test_episodes`.
@@ -344,6 +352,60 @@ class _Seats:
         own = self._game[self._has_played], self._playing[self._has_played]
         np.add.at(totals, own, self._returns[self._has_played])
         np.add.at(counts, own, 1)
+
+
+class _AgentInfos:
+    """Numbers in the infos at the ends of agents' episodes.
+
+    Args:
+      games: games that are played in rounds, one game in each environment.
+      include: globs of the numbers.
+      num_games: number of games in all rounds.
+    """
+
+    def __init__(self, games: Games, include: Sequence[str], num_games: int):
+        self._games, self._num_games = games, num_games
+        num_rounds = -(-num_games // games.num_games)
+        self._found = {key: EpisodeInfos(include, num_rounds * group.num_envs) for key, group in games.groups.items()}
+        self._playing: dict[str, list[np.ndarray]] = {key: [] for key in games.groups}
+
+    def begin(self, playing: Mapping[str, np.ndarray]) -> None:
+        """Begins a round; `playing` has the number of the policy that plays each column of a group, `[columns]`."""
+        for key, own in playing.items():
+            self._playing[key].append(own)
+
+    def add(self, rows: Mapping[str, TimeStep], counts: np.ndarray, cut: np.ndarray) -> None:
+        """Reads the infos of the last step; see `keep` of `GameEvaluator._play`."""
+        for key, group in self._games.groups.items():
+            step_type, (here, is_cut) = rows[key].step_type, (mask.repeat(len(group.agents)) for mask in (counts, cut))
+            ended = here & ((step_type == StepType.LAST) | is_cut & (step_type == StepType.MID))
+            column = (len(self._playing[key]) - 1) * group.num_envs + np.arange(group.num_envs)
+            self._found[key].add(self._games.infos[key], column, ended)
+
+    def unmatched(self) -> list[str]:
+        """Returns the globs that have matched no number of any agent."""
+        of_groups = [found.unmatched() for found in self._found.values()]
+        return [glob for glob in of_groups[0] if all(glob in own for own in of_groups[1:])]
+
+    def means(self, names: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """Returns means over the agents of each policy in each game, `[games]`, by `POLICY/NAME`; nan without agents.
+
+        Args:
+          names: names of the policies, by number.
+        """
+        means = {}
+        for key, found in self._found.items():
+            shape = -1, len(self._games.groups[key].agents)
+            playing = np.concatenate(self._playing[key]).reshape(shape)[: self._num_games]
+            for name, values in found.values.items():
+                of_agents = values.reshape(shape)[: self._num_games]
+                for number in np.unique(playing[playing >= 0]).tolist():
+                    is_own = (playing == number) & ~np.isnan(of_agents)
+                    count = is_own.sum(1)
+                    total = np.where(is_own, of_agents, 0.0).sum(1)
+                    mean = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+                    means[f"{names[number]}/{name}"] = tuple(mean.tolist())
+        return dict(sorted(means.items()))
 
 
 class _RandomPolicy:

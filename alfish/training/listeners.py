@@ -20,7 +20,7 @@ from alfish.runs.checkpoints import CODE_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers.console import ConsoleProgress
 from alfish.training.clock import next_due
-from alfish.training.evaluations.evaluation import Evaluation, scalar_names
+from alfish.training.evaluations.evaluation import ENV_INFO, Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
 from alfish.training.films import FilmSchedule
 from alfish.training.listener import Listener, Report, Run
@@ -234,8 +234,9 @@ class CheckpointSaver(Listener):
       keep_best: whether to keep the checkpoint with the best mean evaluation return; if returns are equal, the
         newest checkpoint counts. With several `Evaluate` listeners, the first listener decides.
       best_of: name of the policy (in a run of several policies) or of the reward entry (of a vector reward) whose mean
-        return decides which checkpoint is best. None means the return. In a run of several policies, None keeps no best
-        checkpoint, because a mean over players does not measure progress.
+        return decides which checkpoint is best, or `env_info/NAME` for the mean of a number in the infos
+        (`Trainer.evaluation_infos`), such as 'env_info/success'. None means the return. In a run of several policies,
+        None keeps no best checkpoint, because a mean over players does not measure progress.
     """
 
     on_every_learner = True
@@ -262,10 +263,9 @@ class CheckpointSaver(Listener):
 
     def start(self, run: Run) -> None:
         names = specs.reward_names(run.environment.reward_spec)
-        if self._best_of is not None and self._best_of not in names:
-            raise UsageError(
-                f"CheckpointSaver.best_of is {self._best_of!r}; it must be one of {', '.join(names) or 'none'}"
-            )
+        if self._best_of is not None and self._best_of not in names and not self._best_of.startswith(ENV_INFO):
+            known = ", ".join([*names, f"{ENV_INFO}NAME"])
+            raise UsageError(f"CheckpointSaver.best_of is {self._best_of!r}; it must be one of {known}")
         if isinstance(run.environment, GamesByPolicy) and len(names) > 1 and self._best_of is None:
             self._keep_best = False
         checkpoints = run.directory.checkpoints
@@ -304,7 +304,11 @@ class CheckpointSaver(Listener):
 
     def _value(self, evaluation: Evaluation) -> float:
         """Returns the number that ranks an evaluation."""
-        return evaluation.mean if self._best_of is None else evaluation.means().get(self._best_of, math.nan)
+        if self._best_of is None:
+            return evaluation.mean
+        if self._best_of.startswith(ENV_INFO):
+            return evaluation.info_means().get(self._best_of.removeprefix(ENV_INFO), math.nan)
+        return evaluation.means().get(self._best_of, math.nan)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next, "best": self._best, "best_clock": self._best_clock}
@@ -451,8 +455,9 @@ def check_scalar(run: Run, scalar: str, name: str) -> None:
     prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
     names = scalar_names(specs.reward_names(run.environment.reward_spec))
     of_evaluations = [f"{prefix}/{each}" for prefix in prefixes for each in names]
-    if scalar not in of_evaluations and not scalar.startswith(tuple(f"{prefix}/" for prefix in TRAINER_SCALARS)):
-        others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
+    heads = [f"{prefix}/{ENV_INFO}" for prefix in prefixes] + [f"{prefix}/" for prefix in TRAINER_SCALARS]
+    if scalar not in of_evaluations and not scalar.startswith(tuple(heads)):
+        others = ", ".join((*of_evaluations, *(f"{head}..." for head in heads)))
         raise UsageError(f"{name} is {scalar!r}; it must be one of {others}; @Evaluate() adds evaluation/mean_return")
 
 

@@ -153,6 +153,7 @@ class Environments:
       seed: seed of the run.
       device: device of the algorithm, passed to factories with an argument `device`.
       max_evaluation_length: number of actions after which an episode of an evaluation is truncated.
+      evaluation_infos: globs of the numbers that evaluations read from the infos at the ends of episodes.
     """
 
     def __init__(
@@ -162,8 +163,13 @@ class Environments:
         seed: int,
         device: torch.device,
         max_evaluation_length: int,
+        evaluation_infos: Sequence[str],
     ):
         self.make, self.seed, self.max_evaluation_length = _factory(make), seed, max_evaluation_length
+        if isinstance(evaluation_infos, str):
+            given = repr(evaluation_infos)
+            raise UsageError(f"Trainer.evaluation_infos is the string {given}; write a list of globs, as in [{given}]")
+        self._evaluation_infos = evaluation_infos
         self._device = str(device)
         self._make_for_evaluation = None if make_for_evaluation is None else _factory(make_for_evaluation)
         self._made: Environment | None = None  # newest training environment
@@ -224,6 +230,13 @@ class Environments:
           UsageError: the spaces of the environments for evaluation differ from those of the training environments,
             except for missing leaves of the observation.
         """
+        evaluator = self._new_evaluator(parts, num_episodes, num_envs, max_length, **environment_arguments)
+        evaluator.infos = self._evaluation_infos
+        return evaluator
+
+    def _new_evaluator(
+        self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
+    ) -> Evaluator:
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
         if isinstance(parts, JointParts):

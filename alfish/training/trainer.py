@@ -19,6 +19,7 @@ from alfish.errors.user_code import brief, calling, in_words, refuse_default_dty
 from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
+from alfish.metrics.env_info import SUCCESS
 from alfish.networks.buffers import UnsavedAttributes
 from alfish.offline.recorded_spaces import changed_actions
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
@@ -99,6 +100,9 @@ class Trainer:
         budget.
       max_evaluation_length: number of actions after which an episode is truncated in an evaluation, `alfish play` or
         `alfish record`.
+      evaluation_infos: globs of the numbers that evaluations read from the infos at the ends of episodes, besides the
+        returns: ['success', 'episode.*'] also reads nested entries. Their means are the scalars
+        `evaluation/env_info/NAME`.
       stop_at: clock steps at which this process saves a checkpoint and ends. The run is then unfinished, and its
         schedules still follow the budget. To continue, run it again with a later stop_at. None means no pause.
       interaction_env_steps: number of environment steps after which acting ends, off-policy only. Training continues on
@@ -144,6 +148,7 @@ class Trainer:
         wall_seconds: PositiveFloat | None = None,
         stop_at: PositiveInt | None = None,
         max_evaluation_length: PositiveInt = MAX_EPISODE_LENGTH,
+        evaluation_infos: Sequence[str] = SUCCESS,
         interaction_env_steps: NonNegativeInt | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         device: str = "auto",
@@ -155,7 +160,8 @@ class Trainer:
         self.timer = Timer()
         self.signals = StopSignals(self._rescue)
         self.device, self.seed, root_dir = use_device(device, num_threads), seed, absolute(root_dir)
-        self._environments = Environments(environment, evaluation_environment, seed, self.device, max_evaluation_length)
+        factories = environment, evaluation_environment
+        self._environments = Environments(*factories, seed, self.device, max_evaluation_length, evaluation_infos)
         settings = RunSettings(
             budget=self.clock.budget,
             device=self.device,

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.metrics import EnvInfo, Metrics, StepBatch
+from alfish.metrics.env_info import EpisodeInfos
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -288,3 +289,29 @@ def test_a_name_that_no_number_has_is_reported_once(include, when, words, caplog
     roll(AutoresetMode.SAME_STEP, Metrics([EnvInfo(include=include, when=when)], 2), 80)
     assert len(caplog.records) == (words is not None)
     assert words is None or re.search(words, caplog.text)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_episode_infos_belong_to_the_last_step_of_each_episode(mode):
+    env = SyncVectorEnv([lambda i=i, n=n: Counting(i, n) for i, n in enumerate((3, 5))], autoreset_mode=mode)
+    env.reset(seed=0)
+    infos, episode = EpisodeInfos(["success", "nested.*", "rare", "mode", "zzz", "*"], 4), np.array([2, 0])
+    others = EpisodeInfos(["zzz", "*z?", "success", "rare"], 4)
+    for _ in range(5):
+        _, _, terminated, _, info = env.step(np.zeros(2, int))
+        first_end = terminated & (episode >= 0)
+        infos.add(info, episode, first_end)
+        others.add(info, episode, first_end)
+        episode = np.where(first_end, -1, episode)
+    env.close()
+    assert infos.values["one"].tolist()[::2] == [5, 3] and np.isnan(infos.values["one"][1::2]).all()
+    assert infos.values["success"].tolist()[::2] == [1, 1] and infos.values["nested.deep.episode"][0] == 0
+    assert infos.values["rare"][0] == 105 and np.isnan(infos.values["rare"][2])
+    assert infos.unmatched() == ["mode", "zzz"]  # a text is no number
+    assert others.values.keys() == {"success", "rare"} and others.unmatched() == ["zzz", "*z?"]
+
+
+def test_episode_infos_leave_out_numbers_that_are_not_finite():
+    infos = EpisodeInfos(["*"], 2)
+    infos.add({"x": np.array([math.inf, 2.0])}, np.array([1, 0]), np.array([True, True]))
+    assert infos.values["x"][0] == 2 and math.isnan(infos.values["x"][1])

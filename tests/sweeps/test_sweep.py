@@ -438,3 +438,41 @@ def test_a_directory_of_something_else_is_refused(toy, tmp_path):
     opened(directory, toy)
     (directory / "000").mkdir()
     opened(directory, toy)
+
+
+def test_the_objective_may_be_a_number_in_the_infos(tmp_path):
+    with_success = dataclasses.replace(SPECIFICATION, trials=2, last=2, objective="evaluation/env_info/success")
+    (tmp_path / "s").mkdir()
+    trials = trials_of(tmp_path / "s", with_success)
+    for number in range(2):
+        trials.write(number, {"a.x": "0.5", "a.kind": "'one'"}, [])
+        for clock, cells in ((100, ("", "")), (200, ("1.0", "")), (300, ("0.0", "1.0"))):
+            directory = tmp_path / "s" / f"{number:03d}" / "eval"
+            directory.mkdir(exist_ok=True)
+            rows = [f"{k},{k},7.0,1,{cell if number == 0 else ''}" for k, cell in enumerate(cells)]
+            header = "episode,seed,return,length,env_info/success"
+            (directory / f"evaluation-{clock:012d}.csv").write_text("\n".join([header, *rows]) + "\n")
+        (directory.parent / "done").touch()
+    first, second = trials.read()
+    assert first.value == 0.75 and first.steps == 300  # means of the last two evaluations that have the number
+    assert second.state == "failed" and second.failure == "has no evaluation with env_info/success"
+
+
+@pytest.mark.parametrize(
+    "objective, column",
+    [
+        ("evaluation/mean_return", "return"),
+        ("evaluation/mean_return/cost", "return/cost"),
+        ("evaluation/env_info/a.b/c", "env_info/a.b/c"),
+    ],
+)
+def test_an_objective_is_a_column_of_the_evaluations(objective, column):
+    assert dataclasses.replace(SPECIFICATION, objective=objective).column == column
+
+
+@pytest.mark.parametrize(
+    "objective", ["return", "evaluation/", "evaluation/mean_return/", "evaluation/env_info/", "other/mean_return"]
+)
+def test_an_unknown_objective_is_refused(objective):
+    with pytest.raises(UsageError, match="--objective is .*; it must be evaluation/mean_return, "):
+        dataclasses.replace(SPECIFICATION, objective=objective)

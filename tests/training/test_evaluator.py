@@ -882,3 +882,44 @@ def test_what_predict_step_returns_is_checked(output, error, words, monkeypatch)
     monkeypatch.setattr(algorithm, "predict_step", lambda time_step, state: AlgStep(output, state))
     with pytest.raises(error, match=words):
         evaluate((factory, algorithm, transforms), 2, seed=5)
+
+
+class Grading(OneState):
+    """Episodes of 1 to 5 steps, which report their lengths at the end, and the grade of the longest ones only."""
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.length = int(self.np_random.integers(1, 6))
+        self.time = 0
+        return result
+
+    def step(self, action):
+        self.time += 1
+        ended = self.time == self.length
+        graded = {"is_success": True} if ended and self.length == 5 else {}
+        return np.ones(1, np.float32), 1.0, ended, False, {"own": {"length": self.time}, "word": "x", **graded}
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_infos_are_read_at_the_end_of_each_episode(num_envs):
+    parts, logged = parts_of(Grading), []
+    with contextlib.closing(make_evaluator(*parts, 9, num_envs)) as evaluator:
+        by_default = evaluator.evaluate(9)
+        evaluator.infos, evaluator.log = ["own.*", "is_success", "zzz", "word"], logged.append
+        result = evaluator.evaluate(9)
+        evaluator.evaluate(9)
+    assert by_default.infos.keys() == {"is_success"}
+    assert result.infos["own.length"] == result.lengths and set(result.lengths) >= {3, 5}
+    longest = [length == 5 for length in result.lengths]
+    assert [one == 1 for one in result.infos["is_success"]] == longest
+    assert result.info_means() == {"own.length": result.mean, "is_success": 1}
+    assert logged == [
+        "Trainer.evaluation_infos has 'zzz', 'word', which matched no number in the infos at the ends of the episodes"
+    ]
+    summary = result.summary()["infos"]["is_success"]
+    assert [one is not None for one in summary] == longest
+    assert result.scalars("evaluation")["evaluation/env_info/own.length"] == result.mean
+    header, *rows = result.to_csv().splitlines()
+    assert header == "episode,seed,return,length,env_info/is_success,env_info/own.length"
+    assert [row.split(",")[4] for row in rows] == ["1.0" if one else "" for one in longest]
+    assert "is_success 1, own.length " in result.words()

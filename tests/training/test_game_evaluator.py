@@ -47,6 +47,25 @@ def test_returns_cover_the_agents_of_each_policy(tmp_path):
     assert evaluation.scalars("evaluation")["evaluation/mean_return/y"] == 3
 
 
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_infos_are_means_over_the_agents_of_each_policy(tmp_path, num_envs):
+    trainer = trainer_of(tmp_path, policies={"x": "a", "y": ["b", "c"]}, evaluation_infos=["time"])
+    evaluator = trainer.evaluator(3, num_envs)
+    assert evaluator.evaluate(3, seed=5).infos == {"x/time": (8,) * 3, "y/time": ((8 + 7) / 2,) * 3}
+    evaluator.max_length, evaluator.infos = 5, ["time", "zzz"]
+    logged = []
+    evaluator.log = logged.append
+    cut = evaluator.evaluate(3, seed=5)
+    assert cut.infos == {"x/time": (5,) * 3, "y/time": ((4 + 5) / 2,) * 3}
+    assert sum("'zzz', which matched no number" in line for line in logged) == 1
+
+
+def test_infos_of_random_agents_are_left_out(tmp_path):
+    trainer = trainer_of(tmp_path, policies={"x": "a", "y": ["b", "c"]}, evaluation_infos=["time"])
+    assert trainer.evaluator(2, 2, lineup={"b": "random"}).evaluate(2).infos == {"x/time": (8, 8), "y/time": (7, 7)}
+    assert trainer.evaluator(2, 2, lineup={"a": "random"}).evaluate(2).infos == {"y/time": (7.5, 7.5)}
+
+
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("game", [OfLengths, Meeting])
 def test_a_game_does_not_depend_on_the_games_beside_it(tmp_path, sample, game):
@@ -174,7 +193,7 @@ def test_a_run_evaluates_its_policies_and_keeps_the_best_of_one(tmp_path):
     other = trainer_of(tmp_path / "other", listeners=[Evaluate(period=16, num_episodes=2), CheckpointSaver()])
     other.train()
     assert other.directory.checkpoints.best() is None
-    with pytest.raises(UsageError, match="best_of is 'z'; it must be one of a, b, c"):
+    with pytest.raises(UsageError, match="best_of is 'z'; it must be one of a, b, c, env_info/NAME"):
         trainer_of(tmp_path / "third", listeners=[CheckpointSaver(best_of="z")]).train()
 
 

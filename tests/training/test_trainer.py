@@ -397,13 +397,37 @@ def test_a_custom_summary_that_hangs_is_interrupted_by_a_signal(tmp_path):
 def test_an_unreported_scalar_cannot_stop_a_run(tmp_path):
     with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return'; it must be one of train/"):
         make(tmp_path, listeners=[StopAt(1)]).train()
-    words = "must be one of evaluation/mean_return, .*evaluation/mean_length, train/..., "
+    words = "must be one of evaluation/mean_return, .*evaluation/mean_length, evaluation/env_info/..., train/..., "
     for scalar in ("test/mean_return", "evaluation/return"):
         with pytest.raises(UsageError, match=f"'{scalar}'.*{words}"):
             make(tmp_path, listeners=[Evaluate(), StopAt(1, scalar)]).train()
     trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
     trainer.train()
     assert trainer.clock.stop_reason.startswith("metrics/average_return is ")
+
+
+class Succeeding(OneState):
+    """Episodes of one step. Each has a lower return than the one before, and those from the third on succeed."""
+
+    num_steps = 0
+
+    def step(self, action):
+        self.num_steps += 1
+        return np.ones(1, np.float32), -float(self.num_steps), True, False, {"success": self.num_steps > 2}
+
+
+def test_success_in_infos_stops_a_run_and_chooses_the_best_checkpoint(tmp_path):
+    stop = StopAt(1.0, "evaluation/env_info/success")
+    listeners = [Evaluate(16, 1, 1), stop, CheckpointSaver(0, best_of="env_info/success")]
+    run = make(tmp_path, Succeeding, num_env_steps=160, listeners=listeners)
+    run.train()
+    assert run.clock.stop_reason == "evaluation/env_info/success is 1 (StopAt.return_ = 1)"
+    assert run.directory.checkpoints.best() == run.clock.value  # the return fell in each evaluation
+
+
+def test_evaluation_infos_are_a_list(tmp_path):
+    with pytest.raises(UsageError, match=r"evaluation_infos is the string 'success'; write .* as in \['success'\]"):
+        make(tmp_path, evaluation_infos="success")
 
 
 def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_path):

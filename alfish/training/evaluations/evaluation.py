@@ -12,6 +12,7 @@ from alfish.errors import significant
 
 NUM_RESAMPLES = 10_000
 LARGEST = 1e300  # largest absolute return for which sums of returns are finite
+ENV_INFO = "env_info/"  # first part of the names of scalars from infos
 BLOCK = 1 << 20  # maximum number of returns that are drawn at a time
 
 
@@ -28,6 +29,9 @@ class Evaluation:
     # mean return of each policy's agents by the policy's name, nan in games without such agents; `returns` holds the
     # means over the policies of a game.
     by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    # Numbers in the infos at the ends of the episodes, by name; nan for episodes that did not report the number. In
+    # games: means over each policy's agents, by `POLICY/NAME`.
+    infos: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -43,9 +47,6 @@ class Evaluation:
         """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
         low, high = self.interval
-        by_objective = {
-            name: [None if math.isnan(one) else one for one in own] for name, own in self.by_objective.items()
-        }
         return {
             "env_steps": self.env_steps,
             "num_episodes": len(returns),
@@ -58,36 +59,52 @@ class Evaluation:
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "num_cut": self.num_cut,
-            **({"by_objective": by_objective} if by_objective else {}),
+            **({"by_objective": _lists(self.by_objective)} if self.by_objective else {}),
+            **({"infos": _lists(self.infos)} if self.infos else {}),
         }
 
     def scalars(self, name: str) -> dict[str, float]:
         """Returns the scalars that a run shows for the evaluation called `name`."""
         summary = self.summary()
         shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
-        means = self.means()
-        shown |= {f"{name}/mean_return/{objective}": value for objective, value in means.items()}
+        shown |= {f"{name}/mean_return/{objective}": value for objective, value in self.means().items()}
+        shown |= {f"{name}/{ENV_INFO}{key}": value for key, value in self.info_means().items()}
         return {**shown, f"{name}/mean_length": sum(self.lengths) / len(self.lengths)}
 
     def means(self) -> dict[str, float]:
         """Returns the means of `by_objective`, without entries that have no returns."""
-        present = {name: [one for one in own if not math.isnan(one)] for name, own in self.by_objective.items()}
-        return {name: mean(own) for name, own in present.items() if own}
+        return _means(self.by_objective)
+
+    def info_means(self) -> dict[str, float]:
+        """Returns the means of `infos` over the episodes that reported them."""
+        return _means(self.infos)
 
     def words(self) -> str:
-        """Returns the mean, its interval, and the means of `by_objective` as a line for the log."""
+        """Returns the mean, its interval, and the means of `by_objective` and `infos` as a line for the log."""
         low, high = map(significant, self.interval)
         each = ", ".join(f"{name} {significant(value)}" for name, value in self.means().items())
         beside = f" ({each})" if each else ""
-        return f"return {significant(self.mean)} [{low}, {high}]{beside} over {len(self.returns)} episodes"
+        infos = "".join(f", {name} {significant(value)}" for name, value in self.info_means().items())
+        return f"return {significant(self.mean)} [{low}, {high}]{beside}{infos} over {len(self.returns)} episodes"
 
     __str__ = words
 
     def to_csv(self) -> str:
         columns = {"return": self.returns, "length": self.lengths}
         columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
+        columns |= {f"{ENV_INFO}{name}": own for name, own in self.infos.items()}
         rows = [f"{k},{self.seed + k},{','.join(map(_cell, row))}" for k, row in enumerate(zip(*columns.values()))]
         return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
+
+
+def _means(values: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
+    present = {name: [one for one in own if not math.isnan(one)] for name, own in values.items()}
+    return {name: mean(own) for name, own in present.items() if own}
+
+
+def _lists(values: Mapping[str, tuple[float, ...]]) -> dict[str, list[float | None]]:
+    """Returns the values for JSON, which has no nan."""
+    return {name: [None if math.isnan(one) else one for one in own] for name, own in values.items()}
 
 
 def _cell(value: float) -> str:

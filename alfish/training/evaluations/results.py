@@ -80,12 +80,16 @@ class EvaluationResult:
         """
         given = content["evaluation"]
         returns, lengths = tuple(map(float, given["returns"])), tuple(map(int, given["lengths"]))
-        by_objective = {name: tuple(map(float, own)) for name, own in given["by_objective"].items()}
-        evaluation = Evaluation(**{**given, "returns": returns, "lengths": lengths, "by_objective": by_objective})
+        named = {
+            field: {name: tuple(map(float, own)) for name, own in given.get(field, {}).items()}
+            for field in ("by_objective", "infos")
+        }
+        evaluation = Evaluation(**{**given, "returns": returns, "lengths": lengths, **named})
         result = cls(**{**content, "episodes": Episodes(**content["episodes"]), "evaluation": evaluation})
         if not all(type(one) in (int, float) and 0 <= one < LARGEST_CLOCK for one in result.counters):
             raise ValueError("its counters are not numbers of steps")
-        if not returns or {len(own) for own in (lengths, *by_objective.values())} != {len(returns)}:
+        of_names = [own for values in named.values() for own in values.values()]
+        if not returns or {len(own) for own in (lengths, *of_names)} != {len(returns)}:
             raise ValueError("it has different numbers of returns and lengths")
         if max(lengths) >= LARGEST_CLOCK or type(evaluation.seed) is not int or not isinstance(result.film, str | None):
             raise ValueError("its lengths or seed are not integers of at least 0, or its film is not a file name")
