@@ -897,7 +897,8 @@ class Grading(OneState):
         self.time += 1
         ended = self.time == self.length
         graded = {"is_success": True} if ended and self.length == 5 else {}
-        return np.ones(1, np.float32), 1.0, ended, False, {"own": {"length": self.time}, "word": "x", **graded}
+        early = {} if ended else {"early": self.time}
+        return np.ones(1, np.float32), 1.0, ended, False, {"own": {"length": self.time}, "word": "x", **early, **graded}
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
@@ -905,7 +906,7 @@ def test_infos_are_read_at_the_end_of_each_episode(num_envs):
     parts, logged = parts_of(Grading), []
     with contextlib.closing(make_evaluator(*parts, 9, num_envs)) as evaluator:
         by_default = evaluator.evaluate(9)
-        evaluator.infos, evaluator.log = ["own.*", "is_success", "zzz", "word"], logged.append
+        evaluator.infos, evaluator.log = ["own.*", "is_success", "early", "word"], logged.append
         result = evaluator.evaluate(9)
         evaluator.evaluate(9)
     assert by_default.infos.keys() == {"is_success"}
@@ -914,7 +915,7 @@ def test_infos_are_read_at_the_end_of_each_episode(num_envs):
     assert [one == 1 for one in result.infos["is_success"]] == longest
     assert result.info_means() == {"own.length": result.mean, "is_success": 1}
     assert logged == [
-        "Trainer.evaluation_infos has 'zzz', 'word', which matched no number in the infos at the ends of the episodes"
+        "Trainer.evaluation_infos has 'early', 'word', which matched no number in the infos at the ends of the episodes"
     ]
     summary = result.summary()["infos"]["is_success"]
     assert [one is not None for one in summary] == longest
