@@ -32,7 +32,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.bin import check_functional, check_games
+from alfish.bin import check_functional, check_games, shared_flags
 from alfish.bin.first_run import Task, print_algorithms, refusals, suggestions
 from alfish.bin.observed import Observed
 from alfish.configuration import reading, sentences
@@ -43,7 +43,6 @@ from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
 from alfish.errors.user_code import CodeError, calling, package_of, refuse_default_dtype
 from alfish.parameters import imports
-from alfish.parameters.differences import literal
 from alfish.runs import random_state
 
 LONGEST_SECONDS = 4.0  # seconds after which random steps in a slow environment stop
@@ -63,9 +62,7 @@ flags.DEFINE_string(
     "Game of several agents: module (mpe2.simple_tag_v3) or class (my_module:MyGame).",
     flag_values=FLAGS,
 )
-flags.DEFINE_string(
-    "env_kwargs", None, "Arguments of the environment's constructor, such as {'difficulty': 2}.", flag_values=FLAGS
-)
+shared_flags.define_env_kwargs(FLAGS)
 flags.DEFINE_multi_string(
     "wrappers",
     [],
@@ -153,7 +150,7 @@ def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
         bindings.append(f"make_environment.env_id = {env_id if env_id.startswith('@') else repr(env_id)}")
     if flag_values.env_kwargs is not None:
         name = "make_games.game_kwargs" if game else "make_environment.env_kwargs"
-        bindings.append(f"{name} = {_dict(flag_values.env_kwargs)!r}")
+        bindings.append(f"{name} = {shared_flags.env_kwargs(flag_values)!r}")
     if flag_values.wrappers:
         for wrapper in flag_values.wrappers:
             _named(wrapper, "--wrappers")
@@ -213,16 +210,6 @@ def _named_by_flag(is_flag: bool) -> Iterator[None]:
             raise
         words = re.sub(r"make_games\.game\b", "--game", str(error))
         raise UsageError(words.replace("make_environment.env_id", "--env_id")) from error
-
-
-def _dict(text: str) -> dict[str, Any]:
-    try:
-        value = literal(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, such as \"{{'difficulty': 2}}\"")
-    return value
 
 
 def _colon(where: str) -> str:

@@ -27,12 +27,14 @@ import re
 
 from absl import flags
 
+from alfish.bin import shared_flags
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("source", [], "Location of the data, as scheme:path; repeatable.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to create; without it nothing is written.", flag_values=FLAGS)
 flags.DEFINE_string("env_id", None, "Environment whose spaces the data must match.", flag_values=FLAGS)
+shared_flags.define_env_kwargs(FLAGS)
 flags.DEFINE_enum(
     "policy",
     "raise",
@@ -50,7 +52,8 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline import DataSetWriter, SourceReading
     from alfish.offline.recorded_spaces import NO_SPACES, spaces_of
 
-    environment, reward = spaces_of(flag_values.env_id) if flag_values.env_id else (NO_SPACES, None)
+    env_kwargs = shared_flags.env_kwargs(flag_values)
+    environment, reward = spaces_of(flag_values.env_id, env_kwargs) if flag_values.env_id else (NO_SPACES, None)
     reading = SourceReading(flag_values.source, environment, reward, flag_values.policy)
     try:
         if flag_values.output is None:
@@ -69,7 +72,8 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.output is not None:
         if reading.spaces == NO_SPACES:
             print(
-                "the data declare no spaces; import them with --env_id, or set OfflineBuffer.env_id when you read them"
+                "the data declare no spaces: a run gives them those of its environment; import them with --env_id to "
+                "check them now"
             )
         print(f"written to {flag_values.output}; read it with OfflineBuffer.sources = ['alfish:{flag_values.output}']")
     return 0

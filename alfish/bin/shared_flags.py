@@ -4,10 +4,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from alfish.errors import UsageError
+from alfish.parameters.differences import literal
 
 CHECKPOINT = "latest, best, or a number of environment steps (updates for a run on recorded data)."
 ALLOW_IMPORT = (
@@ -39,6 +41,28 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int, seed: int 
     flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=flag_values)
     flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
     flags.DEFINE_multi_string("gin_param", [], GIN_PARAM, flag_values=flag_values)
+
+
+def define_env_kwargs(flag_values: flags.FlagValues) -> None:
+    """Defines the flag that `env_kwargs` reads."""
+    words = "Arguments of the environment's constructor, such as {'difficulty': 2}."
+    flags.DEFINE_string("env_kwargs", None, words, flag_values=flag_values)
+
+
+def env_kwargs(flag_values: flags.FlagValues) -> dict[str, Any]:
+    """Returns the arguments of the environment's constructor; {} without the flag.
+
+    Raises:
+      UsageError: the flag is not a dict.
+    """
+    text = flag_values.env_kwargs
+    try:
+        value = {} if text is None else literal(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, such as \"{{'difficulty': 2}}\"")
+    return value
 
 
 def run(flag_values: flags.FlagValues) -> tuple[str, str, list[str], list[str]]:

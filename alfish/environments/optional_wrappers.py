@@ -46,6 +46,28 @@ class RandomActions(gymnasium.Wrapper):
 
 @gin.configurable(module="alfish.environments")
 @checked
+class ResetOptions(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """Passes options to each reset of the environment.
+
+        make_environment.wrappers = [@ResetOptions]
+        ResetOptions.options = {'low': -0.1, 'high': 0.1}  # CartPole-v1
+
+    Args:
+      env: the environment.
+      options: the argument `options` of `reset`; entries that the caller of `reset` gives replace those of this dict.
+    """
+
+    def __init__(self, env: gymnasium.Env, options: Mapping[str, Any] = gin.REQUIRED):
+        gymnasium.utils.RecordConstructorArgs.__init__(self, options=options)
+        gymnasium.Wrapper.__init__(self, env)
+        self._options = dict(options)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=self._options | (options or {}))
+
+
+@gin.configurable(module="alfish.environments")
+@checked
 class SplitObservation(gymnasium.ObservationWrapper, gymnasium.utils.RecordConstructorArgs):
     """Splits a one-dimensional Box observation into a Dict of consecutive parts.
 

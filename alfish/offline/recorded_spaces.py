@@ -85,13 +85,13 @@ def _from_stored(stored: Mapping[str, Any]) -> TrainedSpaces:
     return TrainedSpaces(observation, action, specs.reward_spec(entries))
 
 
-def spaces_of(env_id: Any) -> tuple[Spaces, spaces.Box]:
-    """Returns the spaces of the environment that `make_environment(env_id)` builds, and the space of its reward.
+def spaces_of(env_id: Any, env_kwargs: dict[str, Any] | None = None) -> tuple[Spaces, spaces.Box]:
+    """Returns the spaces of the environment that `make_environment` builds, and the space of its reward.
 
     Raises:
       UsageError: `make_environment` raised it.
     """
-    environment = make_environment(env_id, evaluation=True)
+    environment = make_environment(env_id, env_kwargs=env_kwargs, evaluation=True)
     environment.close()
     return Spaces(environment.observation_space, environment.action_space), environment.reward_spec
 

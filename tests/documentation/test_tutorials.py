@@ -77,7 +77,7 @@ def test_a_variant_of_a_shipped_algorithm_learns_from_data_and_then_acts(tmp_pat
     monkeypatch.chdir(PROJECT)
     data = f"OfflineBuffer.sources=['npz:{tmp_path / 'pendulum.npz'}']"
     few = ("ReplayBatches.offline_updates=5", "ReplayBatches.warmup_env_steps=256", "Trainer.num_env_steps=300")
-    named = ("OfflineBuffer.env_id='Pendulum-v1'", "Learner.compile=False", "Evaluate.num_episodes=1")
+    named = ("Learner.compile=False", "Evaluate.num_episodes=1")
     named += ("MLP.layers=(8,)", "CriticEnsemble.layers=(8,)")
     assert train(tmp_path, "examples/awac_pendulum.gin", data, *few, *named) == 0
     with open(tmp_path / "run" / "metrics.csv") as file:
@@ -136,7 +136,7 @@ def test_rebrac_trains_from_recorded_data(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     data = f"OfflineBuffer.sources=['npz:{tmp_path / 'pendulum.npz'}']"
     few = ("Trainer.num_updates=4", "Evaluate.num_episodes=1", "MLP.layers=(8,)", "CriticEnsemble.layers=(8,)")
-    assert train(tmp_path, "examples/rebrac_pendulum.gin", data, "OfflineBuffer.env_id='Pendulum-v1'", *few) == 0
+    assert train(tmp_path, "examples/rebrac_pendulum.gin", data, *few) == 0
 
 
 def test_the_penalties_of_rebrac_are_those_of_the_paper():

@@ -1,4 +1,4 @@
-"""RandomActions replaces a fraction of the actions, by the seed of the episode; SplitObservation names parts."""
+"""Optional wrappers: random actions by the seed of the episode, options of resets, names for parts of observations."""
 
 import pickle
 
@@ -11,8 +11,9 @@ from toys import Stamped
 
 from alfish.__main__ import main
 from alfish.environments import make_environment
-from alfish.environments.optional_wrappers import RandomActions, SplitObservation
+from alfish.environments.optional_wrappers import RandomActions, ResetOptions, SplitObservation
 from alfish.errors import UsageError
+from alfish.offline.recorded_spaces import spaces_of
 
 
 class Echo(gymnasium.Env):
@@ -119,3 +120,33 @@ def test_sizes_that_do_not_fit_and_other_spaces_are_refused():
     env = SplitObservation(Stamped(), SIZES)
     with pytest.raises(UsageError, match=r"splits a Box of shape \(n,\), but the observation is Dict"):
         SplitObservation(env, SIZES)
+
+
+class Scaled(Echo):
+    """Observes the option `scale` of each reset in place of actions; observations are `size` numbers."""
+
+    def __init__(self, size=1):
+        self.observation_space = spaces.Box(0, 9, (size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.scale = (options or {}).get("scale", 0)
+        return np.full(self.observation_space.shape, self.scale, np.float32), {}
+
+    def step(self, action):
+        return np.full(self.observation_space.shape, self.scale, np.float32), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_options_reach_every_reset(vectorization):
+    wrapper = (ResetOptions, {"options": {"scale": 3}})
+    environment = make_environment(Scaled, num_envs=2, wrappers=[wrapper], vectorization=vectorization)
+    seen = [environment.reset().observation]
+    seen += [environment.step(np.zeros(2, int)).observation for _ in range(4)]  # episodes of one step
+    environment.close()
+    assert (np.stack([np.asarray(one) for one in seen]) == 3).all()
+    assert ResetOptions(Scaled(), {"scale": 3}).reset(options={"scale": 5})[0] == 5
+
+
+def test_spaces_of_an_environment_with_arguments():
+    assert spaces_of(Scaled, {"size": 4})[0].observation.shape == (4,)

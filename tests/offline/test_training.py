@@ -22,7 +22,7 @@ from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.batches import OfflineBatches, ReplayBatches, take
 from alfish.learner.learner import Learner
-from alfish.offline import OfflineBuffer, open_writer
+from alfish.offline import Arrays, OfflineBuffer, open_writer
 from alfish.replay import Epochs, HindsightReplay, Prioritized, RingView, Uniform
 from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.trainer import Trainer
@@ -640,3 +640,15 @@ def test_cloning_from_a_minari_file_is_bit_identical_to_memory(tmp_path, home):
         runs[-1].train()
     assert torch.equal(parameters(runs[0]), parameters(runs[1]))
     assert parameters(runs[0]).isfinite().all()
+
+
+def test_data_without_spaces_have_those_of_the_environment(tmp_path):
+    without = functools.partial(OfflineBuffer, [Arrays(record())])
+    trained = []
+    for name, buffer in (("without", without), ("with", data())):
+        trainer = offline(tmp_path / name, buffer=buffer)
+        trainer.train()
+        trained.append(parameters(trainer))
+    assert torch.equal(*trained)
+    with pytest.raises(UsageError, match="does not declare the spaces"):
+        without()

@@ -14,7 +14,7 @@ from alfish.errors import UsageError
 from alfish.errors.user_code import calling, check_methods, overridden
 from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.offline import OfflineBuffer, Spaces
-from alfish.parameters.parts import build
+from alfish.parameters.parts import build, parameter_names
 from alfish.processes import replicas
 from alfish.replay import HindsightReplay, ReplayView, RingBuffer, Sampler, SequenceIndex
 from alfish.replay.samplers import check_drawn
@@ -221,7 +221,7 @@ class SequenceBatches(Batches):
         asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
         if needs.return_gamma is not None:
             asked["return_gamma"] = needs.return_gamma
-        if algorithm.action_masks is not None:  # with these spaces, data without action masks get masks
+        if "spaces" in parameter_names(make_buffer):  # with them, data without spaces or action masks get them
             asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
         buffer = build(make_buffer, OfflineBuffer, "the buffer of recorded rows", **asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)
