@@ -157,6 +157,12 @@ def suggestions(
         base, reason = IN_TENSORS, IN_TENSORS.virtue
     else:
         base, reason = _choice(fitting, environment, steps_per_second)
+    if has_goals(environment):
+        yield (
+            "goals",
+            f"the observation has goals: --gin_param='ReplayBatches.hindsight = @HindsightReplay' lets "
+            f"{_replaying(environment)} also learn from the goals that it achieved (docs/replay.md)",
+        )
     others = ", ".join(f"{one.algorithm} ({one.file})" for one in fitting)
     yield "next", f"base configurations that fit: {others}. Begin with {base.file}: {reason}"
     budget = IMAGE_BUDGET if has_image else base.budget
@@ -169,6 +175,12 @@ def suggestions(
         yield from _instead(task, instead[0], steps_per_second, name)
 
 
+def has_goals(environment: Environment) -> bool:
+    """Returns whether observations have the leaves of gymnasium's goal environments, and rewards can be computed."""
+    spec, names = environment.observation_spec, ("achieved_goal", "desired_goal")
+    return isinstance(spec, dict) and all(name in spec for name in names) and bool(environment.method("compute_reward"))
+
+
 def _choice(fitting: Sequence[BaseConf], environment: Environment, steps_per_second: float) -> tuple[BaseConf, str]:
     """Returns the base configuration to begin with, and the reason for it."""
     by_name = {base.algorithm: base for base in fitting}
@@ -176,6 +188,8 @@ def _choice(fitting: Sequence[BaseConf], environment: Environment, steps_per_sec
     if "PPO" in by_name and has_image:
         return by_name["PPO"], "it keeps no images in a replay buffer, and its updates are few"
     replays = _replaying(environment)
+    if replays in by_name and has_goals(environment):
+        return by_name[replays], "its replay can relabel goals"
     if replays in by_name and steps_per_second < SLOW:
         return by_name[replays], f"{by_name[replays].virtue}, and steps of this environment are slow"
     if "PPO" in by_name:

@@ -211,6 +211,21 @@ def test_check_env_suggests_the_conf_with_the_preprocessing_for_atari_games(untr
     assert lines["command"].startswith("alfish train --gin_file=ppo.gin ")
 
 
+def test_check_env_suggests_hindsight_for_goals(untried_training):
+    goals = {name: spaces.Box(-1, 1, (2,)) for name in ("achieved_goal", "desired_goal", "observation")}
+    parts = {"name": "Reach-v0", "observation_spec": goals, "action_spec": spaces.Box(-1, 1, (2,))}
+    parts["observation_space"], parts["action_space"] = spaces.Dict(goals), parts["action_spec"]
+    task = first_run.Task([], ["make_environment.env_id = 'Reach-v0'"])
+
+    def lines(method):
+        game = types.SimpleNamespace(**parts, method=lambda name: method if name == "compute_reward" else None)
+        return dict(first_run.suggestions(task, game, ["PPO", "SAC"], 900.0, in_tensors=False))
+
+    assert "--gin_param='ReplayBatches.hindsight = @HindsightReplay' lets SAC" in lines(max)["goals"]
+    assert "Begin with sac.gin: its replay can relabel goals" in lines(max)["next"]
+    assert "goals" not in lines(None) and "Begin with ppo.gin" in lines(None)["next"]
+
+
 def test_the_speed_of_training_is_measured_with_updates_and_without_files(tmp_path, monkeypatch, capsys):
     updates = []
 
