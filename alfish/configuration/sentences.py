@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import gin
@@ -24,6 +24,7 @@ REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources
 # Names of parameters in other libraries (stable-baselines3, CleanRL, RLlib, Tianshou) or in general use, with the names
 # in alfish; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
+    "action_noise": "noise_std",
     "activation_fn": "activation",
     "batchsize": "batch_size",
     "callback": "extra_listeners",
@@ -76,6 +77,8 @@ NAMES_ELSEWHERE = {
     "vf_coef": "value_coef",
     "vf_loss_coeff": "value_coef",
 }
+# The same, for classes that have the second parameter: a memory has a `size`, not `layers`.
+NAMES_IN_CLASSES = {"hidden_dim": "size", "hidden_size": "size", "sigma": "noise_std"}
 # Parameters with the same meaning for unrolls and for replay.
 TWINS = {"batch_size": "minibatch_size", "minibatch_size": "batch_size"}
 UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'")
@@ -135,9 +138,11 @@ def complete(reading: Reading) -> Iterator[None]:
         if not passed_on:
             raise
         one = passed_on[-1]
+        known = _settable(_all_parameters(one.key[1]))
+        own = _own_name(one.name.rpartition(".")[0], one.parameter, known)
         raise UsageError(
             f"{one.name}, bound in {one.layer}, is a parameter neither of that class nor of its base classes"
-            f"{close_names(one.parameter, _all_parameters(one.key[1])) or parameter_meant(one.parameter)}"
+            f"{own or close_names(one.parameter, known) or parameter_meant(one.parameter)}"
         ) from None
     except RuntimeError as error:
         missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
@@ -183,7 +188,7 @@ def parameter_meant(name: str) -> str:
     twin = TWINS.get(same, "")
     if twin in in_force and same not in in_force:
         same = twin
-    close = [same] if same in found else difflib.get_close_matches(name, list(found), 1)
+    close = [same] if same in found else difflib.get_close_matches(name, _settable(found), 1)
     if not close:
         return "; remove it"
     names = dict.fromkeys([*in_force.get(close[0], ()), *found[close[0]]])
@@ -230,6 +235,23 @@ def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
 def _takes_any_keyword(selector: str) -> bool:
     parameters = inspect.signature(gin_internals.configurable(selector)).parameters.values()
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _own_name(owner: str, name: str, known: Collection[str]) -> str:
+    """Returns a hint with the parameter of a class that another library calls `name`; '' if there is none.
+
+    Args:
+      owner: name of the class.
+      name: name of the parameter elsewhere.
+      known: parameters of the class.
+    """
+    same = [names[name] for names in (NAMES_IN_CLASSES, NAMES_ELSEWHERE) if names.get(name) in known]
+    return f"; did you mean {setting(f'{owner}.{same[0]}')}?" if same else ""
+
+
+def _settable(names: Iterable[str]) -> list[str]:
+    """Returns the parameters that a user may mean; specs come from the environment."""
+    return [name for name in names if not name.endswith("_spec")]
 
 
 def _all_parameters(selector: str) -> list[str]:
@@ -315,9 +337,12 @@ def _suggestion(error: Exception) -> str:
     if parameter:
         if moved := moved_settings.hint(f"{parameter[1].rpartition('.')[2]}.{parameter[2]}"):
             return moved
+        known = _settable(inspect.signature(gin.get_configurable(parameter[1])).parameters)
+        if own := _own_name(parameter[1].rpartition(".")[2], parameter[2], known):
+            return own
         others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
         if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):
             return parameter_meant(parameter[2])
-        close = close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
+        close = close_names(parameter[2], known)
         return close or f"; `alfish params {parameter[1].rpartition('.')[2]}` lists its parameters"
     return ""

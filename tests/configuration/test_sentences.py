@@ -242,6 +242,8 @@ def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused,
     ("SAC.gamma=0.9", "with @; did you mean PPO.gamma or "),
     ("clipp/Linear.start=0.3", "with @; did you mean clip/Linear.start?"),
     ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
+    ("LSTM.hidden_size=64", "named 'hidden_size'; did you mean LSTM.size?"),
+    ("SAC.action_noises=1", "named 'action_noises'; `alfish params SAC` lists its parameters"),  # not action_spec
 ])  # fmt: skip
 def test_a_misplaced_parameter_is_found_in_its_class(refused, tmp_path, parameter, words):
     importlib.import_module("alfish.algorithms.sac")  # what no test has imported is not found
@@ -249,7 +251,7 @@ def test_a_misplaced_parameter_is_found_in_its_class(refused, tmp_path, paramete
 
 
 def test_moved_parameter_names_exist_elsewhere_only():
-    for name in ("dqn", "sac", "td3"):
+    for name in ("dqn", "iql", "sac", "td3"):
         importlib.import_module(f"alfish.algorithms.{name}")
     known = {name for one in gin_internals.configurables().values() for name in inspect.signature(one).parameters}
     assert set(NAMES_ELSEWHERE.values()) <= known and not known & set(NAMES_ELSEWHERE)
