@@ -53,6 +53,7 @@ def from_json(generator: Generator, state: str) -> None:
 
 
 # Classes of vector environments whose members take one seed each.
+DEATH_SECONDS = 1.0  # longest wait for the exit status of a process whose connection is broken
 ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
 
 
@@ -158,6 +159,20 @@ class Members:
     def note_failure(self, error: BaseException) -> None:
         """Sets `is_pending` to True if a signal handler raised `error` or a process has died, else to False."""
         self.is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
+
+    def deaths(self, error: BaseException) -> str:
+        """Returns a clause about the processes of members that have died, if `error` is from a broken connection."""
+        if not (isinstance(error, EOFError | OSError) and isinstance(self._inner, AsyncVectorEnv)):
+            return ""
+        for process in self._inner.processes:
+            process.join(DEATH_SECONDS)
+            if process.exitcode is not None:
+                break
+        dead = {k: process.exitcode for k, process in enumerate(self._inner.processes) if process.exitcode is not None}
+        if not dead:
+            return ""
+        numbers, status = ", ".join(map(str, dead)), next(iter(dead.values()))
+        return f"the processes of environments [{numbers}] died, the first one with exit status {status}"
 
     def close(self) -> None:
         """Closes the vector environment, even during a step."""

@@ -17,7 +17,7 @@ from alfish.environments.masked_observation import marked
 from alfish.environments.members import Members, check_state, state_of
 from alfish.environments.objectives import declared, named
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import calling, refuse
 from alfish.nest import Nest
 from alfish.runs import random_state
@@ -300,6 +300,11 @@ class VectorEnvironment(Environment):
     def _refuse(self, error: BaseException, method: str) -> None:
         """Records an error of `step` or `reset`, and raises a clearer error in its place if the cause is known."""
         self._members.note_failure(error)
+        if deaths := self._members.deaths(error):
+            raise RunError(
+                f"{self.name}.{method}: {deaths} (a negative status is the number of the signal; -9 is often a lack of "
+                "memory: then use fewer environments)"
+            ) from error
         refuse_breach(error, self._name_with_wrappers(), method)
         refuse(error, f"{self.name}.{method}")
 

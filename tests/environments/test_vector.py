@@ -17,7 +17,7 @@ from alfish import nest, specs
 from alfish.data import StepType
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv, gathered
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import CodeError
 from alfish.runs.stop_signals import Interrupted
 
@@ -988,7 +988,8 @@ def test_a_pending_step_of_processes_is_not_waited_for(tmp_path, monkeypatch):
     environment, processes = ending(tmp_path)
     processes[0].kill()
     processes[0].join()
-    with pytest.raises(CodeError, match=r"step raised \w+(Error|OSError)"):
+    words = r"step: the processes of environments \[0\] died, the first one with exit status -9 "
+    with pytest.raises(RunError, match=words):
         environment.step(np.array([0, 0]))
     environment.close()
     assert not any(process.is_alive() for process in processes)
