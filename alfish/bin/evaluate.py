@@ -81,8 +81,8 @@ def main(flag_values: flags.FlagValues) -> int:
     print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
     for name, value in evaluation.means().items():
         print(f"        {name}  mean {significant(value)}")
-    for name, value in evaluation.info_means().items():
-        print(f"info    {name}  mean {significant(value)}")
+    for name, words in evaluation.info_words().items():
+        print(f"info    {name}  mean {words}")
     cut = f", {counted(evaluation.num_cut, 'episode')} cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0

@@ -86,11 +86,11 @@ class Task(NamedTuple):
     files: Sequence[str]
     bindings: Sequence[str]
 
-    def has_algorithm(self) -> bool:
-        """Returns whether the files or bindings choose an algorithm; if so, no base configuration is needed."""
+    def binds(self, parameter: str) -> bool:
+        """Returns whether the files or bindings bind a parameter of Trainer."""
         with reading.preserved():
             reading.read(self.files, self.bindings)
-            return "algorithm" in reading.bound("alfish.Trainer", "algorithm")
+            return parameter in reading.bound("alfish.Trainer", parameter)
 
 
 def refusals(algorithms: Sequence[type[RLAlgorithm]], task: Environment | Group) -> dict[str, str]:
@@ -136,7 +136,7 @@ def suggestions(
     """
     yield "speed", f"about {rounded(steps_per_second)} random steps/s in one environment, without training"
     name = re.sub(r"\W+", "_", environment.name.rpartition("/")[2]).lower()
-    if task.has_algorithm():
+    if task.binds("algorithm"):  # no base configuration is needed
         root_dir = f"runs/{name}"
         yield "next", "the gin file chooses the algorithm"
         yield "command", _command([*_files(task.files), *_bound(task.bindings)], root_dir)
@@ -251,12 +251,15 @@ def training_speed(task: Task, base: BaseConf | None) -> float:
     """
     files = [*([] if base is None else [base.file]), *task.files]
     budget = [] if base is None else ["Trainer.num_env_steps = 1_000_000_000", *base.for_speed]
+    listeners = ["Trainer.listeners = []"]
+    if task.binds("extra_listeners"):  # they may need evaluations, which are not due before the end of the run
+        listeners = ["Trainer.listeners = [@Evaluate()]", "Evaluate.period = 0", "Evaluate.video_period = 0"]
     with (
         tempfile.TemporaryDirectory(prefix="alfish-") as directory,
         contextlib.redirect_stderr(io.StringIO()),  # hides lines that the run prints
         reading.preserved(),
         process_preserved(),
-        configured_run(Path(directory) / "run", files, [*task.bindings, *budget, "Trainer.listeners = []"]) as trainer,
+        configured_run(Path(directory) / "run", files, [*task.bindings, *budget, *listeners]) as trainer,
     ):
         try:
             trainer.start()

@@ -220,7 +220,7 @@ def evaluate(
       max_length: number of actions after which an episode is truncated; None means the run's `max_evaluation_length`.
       lineup: names of policies by patterns of agents in games, such as `{"agent_*": "random"}`; None means the run's
         lineup.
-      environment: environment in place of that of the run, as for `alfish.train`.
+      environment: environment in place of that of the run, as for `alfish.train`; without the run's `env_kwargs`.
       **settings: settings in place of those of the run, by class and name, as for `alfish.train`.
 
     Raises:
@@ -235,7 +235,8 @@ def evaluate(
             f"alfish.evaluate has no argument {unknown[0]}; it has {known}, and settings of the run are given by class "
             "and name (**{'PPO.gamma': 0.9})"
         )
-    settings |= {} if environment is None else {"make_environment.env_id": environment}
+    if environment is not None:  # the arguments of the run's environment are not those of another one
+        settings = {"make_environment.env_kwargs": None, **settings, "make_environment.env_id": environment}
     bindings, objects, _ = as_bindings(settings)
     with open_run(root_dir, device, allow_import, bindings, objects) as trainer:
         env_steps = trainer.load_policy(checkpoint)

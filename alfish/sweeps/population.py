@@ -128,8 +128,9 @@ class Population(RunGroup[PopulationSpecification]):
             self._write_csv(results)
             self._link_best(own)
             is_last = generation + 1 == specification.generations
-            if not is_last and any(self._state(member).is_done for member in members):
-                self.log(f"Generation {generation} is the last one, because the budget of a member is spent")
+            if not is_last and (done := [member.name for member in members if self._state(member).is_done]):
+                why = f"{done[0]} has finished: its budget is spent, or a listener has stopped it"
+                self.log(f"Generation {generation} is the last one, because {why}")
                 return
             members = next_generation(
                 own, parameters, specification.seed, specification.num_replaced, specification.gap

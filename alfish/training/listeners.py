@@ -214,9 +214,24 @@ class EvaluateSampled(Evaluate):
         super().__init__(name=name)
 
 
+class _InfoReader(Listener):
+    """Reads a number that evaluations may have found in infos."""
+
+    _has_warned = False
+
+    def _warn_of_missing(self, run: Run, setting: str, scalar: str, evaluation: Evaluation) -> None:
+        """Logs once that an evaluation lacks the number that a setting names as `env_info/NAME`."""
+        name = scalar.removeprefix(ENV_INFO)
+        if name == scalar or name in evaluation.info_means() or self._has_warned:
+            return
+        self._has_warned = True
+        found = ", ".join(evaluation.infos) or "no numbers (Trainer.evaluation_infos names those to read)"
+        run.log(f"{setting} names {scalar}, but the infos at the ends of episodes have {found}")
+
+
 @gin.configurable(module="alfish.training.listeners")
 @checked
-class CheckpointSaver(Listener):
+class CheckpointSaver(_InfoReader):
     """Saves checkpoints periodically, at the end, and when a policy has the best evaluation so far.
 
     A checkpoint is due when `period` or `period_minutes` has passed; its name contains the clock. A checkpoint of the
@@ -288,6 +303,7 @@ class CheckpointSaver(Listener):
         is_best = False
         if self._keep_best and report.evaluation is not None:
             value = self._value(report.evaluation)
+            self._warn_of_missing(run, "CheckpointSaver.best_of", self._best_of or "", report.evaluation)
             is_best = math.isfinite(value) and (self._best is None or value >= self._best)
             if is_best:
                 self._best, self._best_clock = value, report.clock
@@ -365,7 +381,7 @@ class Progress(Listener):
             self._console.close()
 
 
-class _Watcher(Listener):
+class _Watcher(_InfoReader):
     """Reads one scalar of the reports, and stops the run on a condition."""
 
     def __init__(self, scalar: str):
@@ -376,6 +392,9 @@ class _Watcher(Listener):
 
     def after_iteration(self, run: Run, report: Report) -> None:
         value = report.due(self._scalar)
+        if report.evaluation is not None:
+            scalar = self._scalar.partition("/")[2]
+            self._warn_of_missing(run, f"{type(self).__name__}.scalar", scalar, report.evaluation)
         if value is not None and (reason := self.reason(value)):
             run.stop(reason)
 

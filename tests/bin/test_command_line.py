@@ -388,6 +388,15 @@ def test_evaluate_in_python_returns_the_result_of_the_command(run, capsys):
         alfish.evaluate(run, deterministic=True)
 
 
+def test_another_environment_does_not_get_the_arguments_of_the_runs_own(tmp_path):
+    settings = {"make_environment.env_kwargs": {"max_episode_steps": 5}, "MLP.layers": (8,), "Evaluate.num_episodes": 1}
+    alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", num_env_steps=100, **settings)
+    assert alfish.evaluate(tmp_path / "run", 1).lengths == (5,)
+    assert alfish.evaluate(tmp_path / "run", 1, environment="CartPole-v1").lengths > (5,)
+    settings = {"make_environment.env_kwargs": {"max_episode_steps": 3}}
+    assert alfish.evaluate(tmp_path / "run", 1, environment="CartPole-v1", **settings).lengths == (3,)
+
+
 def test_a_run_is_evaluated_with_other_settings_than_its_own(run, capsys):
     other = ["--gin_param=make_environment.env_kwargs = {'sutton_barto_reward': True}"]
     capsys.readouterr()

@@ -425,6 +425,16 @@ def test_success_in_infos_stops_a_run_and_chooses_the_best_checkpoint(tmp_path):
     assert run.directory.checkpoints.best() == run.clock.value  # the return fell in each evaluation
 
 
+def test_a_missing_success_is_reported_once(tmp_path, capsys):
+    stop = StopAt(1.0, "evaluation/env_info/is_success")
+    listeners = [Evaluate(16, 1, 1), stop, CheckpointSaver(0, best_of="env_info/succes")]
+    make(tmp_path, Succeeding, num_env_steps=80, listeners=listeners).train()
+    logged = (tmp_path / "log.txt").read_text()
+    words = "but the infos at the ends of episodes have success"
+    assert logged.count(f"StopAt.scalar names env_info/is_success, {words}") == 1
+    assert logged.count(f"CheckpointSaver.best_of names env_info/succes, {words}") == 1
+
+
 def test_evaluation_infos_are_a_list(tmp_path):
     with pytest.raises(UsageError, match=r"evaluation_infos is the string 'success'; write .* as in \['success'\]"):
         make(tmp_path, evaluation_infos="success")

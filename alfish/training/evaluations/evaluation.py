@@ -79,12 +79,20 @@ class Evaluation:
         """Returns the means of `infos` over the episodes that reported them."""
         return _means(self.infos)
 
+    def info_words(self) -> dict[str, str]:
+        """Returns the means of `infos` as texts, with the number of episodes if not all reported the number."""
+        words = {name: significant(value) for name, value in self.info_means().items()}
+        for name, own in self.infos.items():
+            if name in words and (missing := sum(map(math.isnan, own))):
+                words[name] += f" (in {len(own) - missing} of {len(own)} episodes)"
+        return words
+
     def words(self) -> str:
         """Returns the mean, its interval, and the means of `by_objective` and `infos` as a line for the log."""
         low, high = map(significant, self.interval)
         each = ", ".join(f"{name} {significant(value)}" for name, value in self.means().items())
         beside = f" ({each})" if each else ""
-        infos = "".join(f", {name} {significant(value)}" for name, value in self.info_means().items())
+        infos = "".join(f", {name} {value}" for name, value in self.info_words().items())
         return f"return {significant(self.mean)} [{low}, {high}]{beside}{infos} over {len(self.returns)} episodes"
 
     __str__ = words
