@@ -22,7 +22,7 @@ from alfish.parameters.parts import undefined_methods
 # Remedies for required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
 # Names of parameters in other libraries (stable-baselines3, CleanRL, RLlib, Tianshou) or in general use, with the names
-# in alfish; docs/from_*.md have more.
+# in alfish, with their class if several classes have them; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
     "action_noise": "noise_std",
     "activation_fn": "activation",
@@ -37,10 +37,13 @@ NAMES_ELSEWHERE = {
     "ent_coef": "entropy_coef",
     "entropy_coeff": "entropy_coef",
     "eps_clip": "clip_range",
+    "env_wrapper": "make_environment.wrappers",
     "epochs": "num_epochs",
+    "eval_freq": "Evaluate.period",
     "exploration_noise": "noise_std",
     "gae_lambda": "lambda_",
     "grad_clip": "max_grad_norm",
+    "goal_selection_strategy": "HindsightReplay.strategy",
     "gradient_steps": "updates_per_env_step",
     "hidden_size": "layers",
     "hidden_sizes": "layers",
@@ -51,6 +54,8 @@ NAMES_ELSEWHERE = {
     "lr": "learning_rate",
     "n_envs": "num_envs",
     "n_epochs": "num_epochs",
+    "n_eval_episodes": "Evaluate.num_episodes",
+    "n_sampled_goal": "HindsightReplay.fraction",
     "n_steps": "unroll_length",
     "net_arch": "layers",
     "noise_clip": "smoothing_clip",
@@ -64,7 +69,9 @@ NAMES_ELSEWHERE = {
     "policy_kwargs": "layers",
     "policy_noise": "smoothing_std",
     "repeat_per_collect": "num_epochs",
+    "replay_buffer_class": "ReplayBatches.hindsight",
     "rollout_fragment_length": "unroll_length",
+    "save_freq": "CheckpointSaver.period",
     "sgd_minibatch_size": "minibatch_size",
     "target_entropy": "box_target_entropy",
     "target_network_frequency": "target_period",
@@ -76,9 +83,10 @@ NAMES_ELSEWHERE = {
     "update_epochs": "num_epochs",
     "vf_coef": "value_coef",
     "vf_loss_coeff": "value_coef",
+    "wrapper_class": "make_environment.wrappers",
 }
 # The same, for classes that have the second parameter: a memory has a `size`, not `layers`.
-NAMES_IN_CLASSES = {"hidden_dim": "size", "hidden_size": "size", "sigma": "noise_std"}
+NAMES_IN_CLASSES = {"ent_coef": "initial_alpha", "hidden_dim": "size", "hidden_size": "size", "sigma": "noise_std"}
 # Parameters with the same meaning for unrolls and for replay.
 TWINS = {"batch_size": "minibatch_size", "minibatch_size": "batch_size"}
 UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'")
@@ -185,10 +193,14 @@ def parameter_meant(name: str) -> str:
     known = list(gin_internals.configurables())
     found, in_force = _parameters(known), _parameters([one for one in known if one in configured])
     same = NAMES_ELSEWHERE.get(name, name)
-    twin = TWINS.get(same, "")
-    if twin in in_force and same not in in_force:
-        same = twin
-    close = [same] if same in found else difflib.get_close_matches(name, _settable(found), 1)
+    if "." in same:
+        return f"; did you mean {setting(same)}?"
+    for other in (TWINS.get(same, ""), NAMES_IN_CLASSES.get(name, "")):
+        if other in in_force and same not in in_force:
+            same = other
+    close = [same] if same in found else []
+    if name not in NAMES_ELSEWHERE:
+        close = close or difflib.get_close_matches(name, _settable(found), 1)
     if not close:
         return "; remove it"
     names = dict.fromkeys([*in_force.get(close[0], ()), *found[close[0]]])

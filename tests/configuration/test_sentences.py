@@ -10,7 +10,7 @@ import pytest
 from commands import TINY, train
 
 from alfish.configuration import reading
-from alfish.configuration.sentences import NAMES_ELSEWHERE
+from alfish.configuration.sentences import NAMES_ELSEWHERE, NAMES_IN_CLASSES
 from alfish.metrics import Metric
 from alfish.parameters import gin_internals
 
@@ -242,6 +242,7 @@ def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused,
     ("SAC.gamma=0.9", "with @; did you mean PPO.gamma or "),
     ("clipp/Linear.start=0.3", "with @; did you mean clip/Linear.start?"),
     ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
+    ("Trainer.eval_freq=1", "named 'eval_freq'; did you mean Evaluate.period?"),
     ("LSTM.hidden_size=64", "named 'hidden_size'; did you mean LSTM.size?"),
     ("SAC.action_noises=1", "named 'action_noises'; `alfish params SAC` lists its parameters"),  # not action_spec
 ])  # fmt: skip
@@ -254,7 +255,8 @@ def test_moved_parameter_names_exist_elsewhere_only():
     for name in ("dqn", "iql", "sac", "td3"):
         importlib.import_module(f"alfish.algorithms.{name}")
     known = {name for one in gin_internals.configurables().values() for name in inspect.signature(one).parameters}
-    assert set(NAMES_ELSEWHERE.values()) <= known and not known & set(NAMES_ELSEWHERE)
+    names = {setting.rpartition(".")[2] for setting in NAMES_ELSEWHERE.values()}
+    assert names | set(NAMES_IN_CLASSES.values()) <= known and not known & set(NAMES_ELSEWHERE)
 
 
 @pytest.mark.parametrize(
