@@ -93,6 +93,9 @@ def main() -> None:
             "BenchMARL": of_peer(peer, "agent"),
             "random": None,
         }
+        found = {"alfish": own["chaser"].env_steps, "BenchMARL": int(peer["frames"]) * NUM_AGENTS}
+        if any(abs(steps - arguments.num_env_steps) > 0.05 * arguments.num_env_steps for steps in found.values()):
+            parser.error(f"the trainings have {found} steps; give --num_env_steps near both")
         print(f"BenchMARL: {int(peer['frames']):,} frames in {float(peer['seconds']):,.0f} s")
         shared = {"env_steps": arguments.num_env_steps, "seed": arguments.seed}
         rows = [

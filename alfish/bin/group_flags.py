@@ -29,8 +29,8 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
     flags.DEFINE_integer("last", None, words, 1, flag_values=flag_values)
     words = (
         "Scalar of the evaluations that is the value of a run, larger is better: evaluation/mean_return (the default), "
-        "evaluation/mean_return/NAME for an entry of a vector reward, or evaluation/env_info/NAME for a number in the "
-        "infos, such as evaluation/env_info/success."
+        "evaluation/mean_return/NAME for an entry of a vector reward or a policy of a game, or "
+        "evaluation/env_info/NAME for a number in the infos, such as evaluation/env_info/success."
     )
     flags.DEFINE_string("objective", None, words, flag_values=flag_values)
     words = "Number of runs at the same time; default: one per core of the machine, or of the cluster with --ray."

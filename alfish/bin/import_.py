@@ -53,6 +53,8 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline.recorded_spaces import NO_SPACES, spaces_of
 
     env_kwargs = shared_flags.env_kwargs(flag_values)
+    if env_kwargs and not flag_values.env_id:
+        raise UsageError("--env_kwargs needs --env_id, the environment that takes the arguments")
     environment, reward = spaces_of(flag_values.env_id, env_kwargs) if flag_values.env_id else (NO_SPACES, None)
     reading = SourceReading(flag_values.source, environment, reward, flag_values.policy)
     try:

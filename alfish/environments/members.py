@@ -6,6 +6,7 @@ This module also reads and restores states and random generators in the form in 
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -52,8 +53,8 @@ def from_json(generator: Generator, state: str) -> None:
         generator.bit_generator.state = json.loads(state)
 
 
-# Classes of vector environments whose members take one seed each.
 DEATH_SECONDS = 1.0  # longest wait for the exit status of a process whose connection is broken
+# Classes of vector environments whose members take one seed each.
 ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
 
 
@@ -164,10 +165,7 @@ class Members:
         """Returns a clause about the processes of members that have died, if `error` is from a broken connection."""
         if not (isinstance(error, EOFError | OSError) and isinstance(self._inner, AsyncVectorEnv)):
             return ""
-        for process in self._inner.processes:
-            process.join(DEATH_SECONDS)
-            if process.exitcode is not None:
-                break
+        connection.wait([process.sentinel for process in self._inner.processes], DEATH_SECONDS)
         dead = {k: process.exitcode for k, process in enumerate(self._inner.processes) if process.exitcode is not None}
         if not dead:
             return ""

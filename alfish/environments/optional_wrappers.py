@@ -49,6 +49,7 @@ class RandomActions(gymnasium.Wrapper):
 class ResetOptions(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     """Passes options to each reset of the environment.
 
+        import alfish.environments.optional_wrappers
         make_environment.wrappers = [@ResetOptions]
         ResetOptions.options = {'low': -0.1, 'high': 0.1}  # CartPole-v1
 

@@ -132,7 +132,8 @@ class OfflineBuffer(EpisodeBuffer):
         not fit, all episodes are left out, and the report lists them. None means no limit.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
       env_id: environment whose spaces the data must fit; required if neither a source nor `spaces` gives the spaces.
-      spaces: spaces that the data must fit, instead of `env_id`; a run gives those of its environment.
+      spaces: spaces that the data must fit, instead of `env_id`; `OfflineBatches` and `ReplayBatches` give those of the
+        run's environment.
       top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
       holdout_fraction: fraction of the episodes in `holdout`, in [0, 1). These episodes do not train; they are evenly
         spaced in the order of the sources.

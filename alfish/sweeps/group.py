@@ -51,8 +51,8 @@ class Specification(abc.ABC):
       seed: value of `Trainer.seed` in the first run.
       last: number of final evaluations of a run; their mean is the run's value.
       objective: scalar of the evaluations that is the value of a run, larger is better: 'evaluation/mean_return',
-        'evaluation/mean_return/NAME' for an entry of a vector reward, or 'evaluation/env_info/NAME' for a number in the
-        infos (`Trainer.evaluation_infos`).
+        'evaluation/mean_return/NAME' for an entry of a vector reward or a policy of a game, or
+        'evaluation/env_info/NAME' for a number in the infos (`Trainer.evaluation_infos`).
     """
 
     group: ClassVar[str]

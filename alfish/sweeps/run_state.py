@@ -1,6 +1,7 @@
 """State of a run, read from its directory by other processes."""
 
 import json
+import math
 import signal
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ class RunState(NamedTuple):
       is_done: whether the directory has the file `done`.
       failure: reason why the run failed; None if the run did not fail.
       checkpoint: clock of the newest checkpoint; None if there is no checkpoint.
-      evaluations: values of each evaluation's episodes, by ascending clock.
+      evaluations: values of each evaluation's episodes, by ascending clock; empty if no episode has the value.
     """
 
     directory: Path
@@ -50,23 +51,22 @@ class RunState(NamedTuple):
         is_done = (directory / DONE).is_file()  # read first, because a finished run writes nothing more
         failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
-        return cls(
-            directory,
-            is_done,
-            failed.get("reason"),
-            checkpoints[-1] if checkpoints else None,
-            read_evaluations(directory, column=column),
-        )
+        evaluations = read_evaluations(directory)
+        if column != "return":
+            found = read_evaluations(directory, column=column)
+            evaluations = {clock: found.get(clock, ()) for clock in evaluations}
+        newest = checkpoints[-1] if checkpoints else None
+        return cls(directory, is_done, failed.get("reason"), newest, evaluations)
 
     @property
     def means(self) -> dict[int, float]:
-        """Mean value of each evaluation, by clock, ascending."""
-        return {clock: mean(returns) for clock, returns in self.evaluations.items()}
+        """Mean value of each evaluation that has values, by clock, ascending."""
+        return {clock: mean(values) for clock, values in self.evaluations.items() if values}
 
 
 def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
-    """Returns the mean of the mean values of evaluations; None without evaluations."""
-    return mean([mean(returns) for returns in evaluations]) if evaluations else None
+    """Returns the mean of the mean values of evaluations; nan if one has no values, None without evaluations."""
+    return mean([mean(values) if values else math.nan for values in evaluations]) if evaluations else None
 
 
 def mark_failed(directory: Path, reason: str) -> None:

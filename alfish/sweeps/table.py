@@ -173,8 +173,8 @@ def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None
 
 def _curve(trial: Trial) -> list[tuple[int, float]]:
     """Returns the steps at which all runs of a trial were evaluated, with the mean return over the runs."""
-    runs = [run for run in trial.runs if run.state.evaluations]
-    clocks = set.intersection(*(set(run.state.evaluations) for run in runs)) if runs else set()
+    runs = [run for run in trial.runs if run.state.means]
+    clocks = set.intersection(*(set(run.state.means) for run in runs)) if runs else set()
     stop = min((run.pruned_at for run in runs if run.pruned_at is not None), default=math.inf)
     means = [run.state.means for run in runs]
     return [(clock, mean([one[clock] for one in means])) for clock in sorted(clocks) if clock <= stop]

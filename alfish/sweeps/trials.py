@@ -83,7 +83,9 @@ class TrialRun:
         if not self.state.is_done:
             return self.state.failure
         if self.value is None:
-            return "has no evaluation" if self.column == "return" else f"has no evaluation with {self.column}"
+            return "has no evaluation"
+        if not all(self.counting.values()):
+            return f"has an evaluation without {self.column} (Trainer.evaluation_infos)"
         return None if math.isfinite(self.value) else "has no finite value"
 
 

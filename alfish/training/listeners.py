@@ -250,8 +250,9 @@ class CheckpointSaver(_InfoReader):
         newest checkpoint counts. With several `Evaluate` listeners, the first listener decides.
       best_of: name of the policy (in a run of several policies) or of the reward entry (of a vector reward) whose mean
         return decides which checkpoint is best, or `env_info/NAME` for the mean of a number in the infos
-        (`Trainer.evaluation_infos`), such as 'env_info/success'. None means the return. In a run of several policies,
-        None keeps no best checkpoint, because a mean over players does not measure progress.
+        (`Trainer.evaluation_infos`), such as 'env_info/success', or 'env_info/POLICY/success' in a run of several
+        policies. None means the return. In a run of several policies, None keeps no best checkpoint, because a mean
+        over players does not measure progress.
     """
 
     on_every_learner = True
@@ -327,11 +328,13 @@ class CheckpointSaver(_InfoReader):
         return evaluation.means().get(self._best_of, math.nan)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next, "best": self._best, "best_clock": self._best_clock}
+        return {"next": self._next, "best": self._best, "best_clock": self._best_clock, "best_of": self._best_of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._next, self._best = state["next"], state["best"]
-        self._best_clock = state.get("best_clock")  # older versions did not save it
+        self._next = state["next"]
+        if state.get("best_of", self._best_of) == self._best_of:  # otherwise, the values cannot be compared
+            self._best = state["best"]
+            self._best_clock = state.get("best_clock")  # older versions did not save it
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -392,8 +395,9 @@ class _Watcher(_InfoReader):
 
     def after_iteration(self, run: Run, report: Report) -> None:
         value = report.due(self._scalar)
-        if report.evaluation is not None:
-            scalar = self._scalar.partition("/")[2]
+        evaluation, _, scalar = self._scalar.partition("/")
+        first = next((one.name for one in run.listeners if isinstance(one, Evaluate)), None)
+        if report.evaluation is not None and evaluation == first:
             self._warn_of_missing(run, f"{type(self).__name__}.scalar", scalar, report.evaluation)
         if value is not None and (reason := self.reason(value)):
             run.stop(reason)

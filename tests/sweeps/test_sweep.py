@@ -446,7 +446,7 @@ def test_the_objective_may_be_a_number_in_the_infos(tmp_path):
     trials = trials_of(tmp_path / "s", with_success)
     for number in range(2):
         trials.write(number, {"a.x": "0.5", "a.kind": "'one'"}, [])
-        for clock, cells in ((100, ("", "")), (200, ("1.0", "")), (300, ("0.0", "1.0"))):
+        for clock, cells in ((100, ("", "")), (200, ("1.0", "")), (300, ("0.0", "1.0"))):  # last=2
             directory = tmp_path / "s" / f"{number:03d}" / "eval"
             directory.mkdir(exist_ok=True)
             rows = [f"{k},{k},7.0,1,{cell if number == 0 else ''}" for k, cell in enumerate(cells)]
@@ -455,7 +455,11 @@ def test_the_objective_may_be_a_number_in_the_infos(tmp_path):
         (directory.parent / "done").touch()
     first, second = trials.read()
     assert first.value == 0.75 and first.steps == 300  # means of the last two evaluations that have the number
-    assert second.state == "failed" and second.failure == "has no evaluation with env_info/success"
+    words = "has an evaluation without env_info/success (Trainer.evaluation_infos)"
+    assert second.state == "failed" and second.failure == words
+    (tmp_path / "s/000/eval/evaluation-000000000400.csv").write_text("episode,seed,return,length\n0,0,7.0,1\n")
+    (late,) = trials_of(tmp_path / "s", with_success).read()[:1]
+    assert late.failure == words and late.runs[0].state.means == {200: 1.0, 300: 0.5}
 
 
 @pytest.mark.parametrize(

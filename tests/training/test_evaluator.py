@@ -19,6 +19,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
+from alfish.analysis.run_source import read_evaluations
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.functional import Integers
@@ -924,3 +925,11 @@ def test_infos_are_read_at_the_end_of_each_episode(num_envs):
     assert header == "episode,seed,return,length,env_info/is_success,env_info/own.length"
     assert [row.split(",")[4] for row in rows] == ["1.0" if one else "" for one in longest]
     assert f"is_success 1 (in {sum(longest)} of 9 episodes), own.length " in result.words()
+
+
+def test_names_of_infos_may_have_commas_and_quotes(tmp_path):
+    evaluation = Evaluation(0, 3, (1.0, 2.0), (4, 5), infos={'x, "y"': (7.0, float("nan"))})
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "evaluation-000000000010.csv").write_text(evaluation.to_csv())
+    assert read_evaluations(tmp_path) == {10: (1.0, 2.0)}
+    assert read_evaluations(tmp_path, column='env_info/x, "y"') == {10: (7.0,)}

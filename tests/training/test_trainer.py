@@ -413,7 +413,7 @@ class Succeeding(OneState):
 
     def step(self, action):
         self.num_steps += 1
-        return np.ones(1, np.float32), -float(self.num_steps), True, False, {"success": self.num_steps > 2}
+        return np.ones(1, np.float32), 50.0 - self.num_steps, True, False, {"success": self.num_steps > 2}
 
 
 def test_success_in_infos_stops_a_run_and_chooses_the_best_checkpoint(tmp_path):
@@ -423,6 +423,23 @@ def test_success_in_infos_stops_a_run_and_chooses_the_best_checkpoint(tmp_path):
     run.train()
     assert run.clock.stop_reason == "evaluation/env_info/success is 1 (StopAt.return_ = 1)"
     assert run.directory.checkpoints.best() == run.clock.value  # the return fell in each evaluation
+
+
+def test_a_best_checkpoint_by_another_number_is_chosen_anew(tmp_path):
+    make(tmp_path, Succeeding, num_env_steps=32, listeners=[Evaluate(16, 1, 1), CheckpointSaver(0)]).train()
+    saver = CheckpointSaver(0, best_of="env_info/success")
+    run = make(tmp_path, Succeeding, num_env_steps=160, listeners=[Evaluate(16, 1, 1), saver])
+    run.train()
+    assert run.directory.checkpoints.best() == run.clock.value  # success rose while the return fell
+
+
+def test_a_metric_of_infos_may_stop_a_run(tmp_path):
+    listeners = [Evaluate(16, 1, 1), StopAt(1.0, "metrics/env_info/success")]
+    metrics = [EnvInfo(window=1)]
+    run = make(tmp_path, Succeeding, num_env_steps=80, listeners=listeners, metrics=metrics, summary_period=8)
+    run.train()
+    assert run.clock.stop_reason.startswith("metrics/env_info/success is 1")
+    assert "StopAt.scalar names" not in (tmp_path / "log.txt").read_text()
 
 
 def test_a_missing_success_is_reported_once(tmp_path, capsys):

@@ -352,8 +352,8 @@ class Composed(RLAlgorithm):
             )
         if self._changes_reward and own.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{name} compares its targets with returns of the environment's rewards, but Composed changes the "
-                "rewards; leave out LowerBounded"
+                f"{name} reads returns of the environment's rewards, but Composed changes the rewards; leave out what "
+                "reads returns (CalQL, values = @LowerBounded)"
             )
         for part in own.modules():
             if isinstance(part, External) and self._changes_reward:

@@ -171,8 +171,8 @@ class SequenceBatches(Batches):
         self._preprocesses = algorithm.overrides("preprocess_experience")
         if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
-                f"{type(algorithm).__name__} compares its targets with returns of the environment's rewards, but a "
-                "transform changes the rewards; leave out the transform or LowerBounded"
+                f"{type(algorithm).__name__} reads returns of the environment's rewards, but a transform changes the "
+                "rewards; leave out the transform, or what reads returns (CalQL, values = @LowerBounded)"
             )
         if algorithm.replay_needs.recurrent_state and self.window_length < 3:
             raise UsageError(

@@ -1,6 +1,8 @@
 """Result of an evaluation."""
 
+import csv
 import functools
+import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,8 +103,11 @@ class Evaluation:
         columns = {"return": self.returns, "length": self.lengths}
         columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
         columns |= {f"{ENV_INFO}{name}": own for name, own in self.infos.items()}
-        rows = [f"{k},{self.seed + k},{','.join(map(_cell, row))}" for k, row in enumerate(zip(*columns.values()))]
-        return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")  # it quotes names with commas
+        writer.writerow(["episode", "seed", *columns])
+        writer.writerows([k, self.seed + k, *map(_cell, row)] for k, row in enumerate(zip(*columns.values())))
+        return table.getvalue()
 
 
 def _means(values: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
