@@ -1,5 +1,6 @@
 """`alfish.plot`: curves of groups of runs, one panel for each environment."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -128,7 +129,11 @@ def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, li
     num_columns = min(NUM_COLUMNS, len(environments))
     num_rows = -(-len(environments) // num_columns)
     width = max(num_columns * PANEL[0], 6.0)
-    legend = -(-len(labels) // _legend_columns(labels, width)) * LEGEND_LINE if len(labels) > 1 else 0
+    legend = 0.0
+    if len(labels) > 1:
+        shown = _wrapped(labels, width)
+        num_lines = max(label.count("\n") + 1 for label in shown)
+        legend = -(-len(labels) // _legend_columns(shown, width)) * num_lines * LEGEND_LINE
     figure = figures.new_figure(width, num_rows * PANEL[1] + legend)
     grid = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for empty in grid[len(environments) :]:
@@ -138,7 +143,13 @@ def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, li
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
     """Returns the number of columns that fit in a legend of a given width."""
-    return max(1, int(width / (LEGEND_HANDLE + LEGEND_LETTER * max(map(len, labels)))))
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    return max(1, int(width / (LEGEND_HANDLE + LEGEND_LETTER * longest)))
+
+
+def _wrapped(labels: Sequence[str], width: float) -> list[str]:
+    """Returns labels with line breaks, so that each line fits in a legend of a given width."""
+    return [textwrap.fill(label, int((width - LEGEND_HANDLE) / LEGEND_LETTER)) for label in labels]
 
 
 def _draw_curve(panel: Any, one: Curve, axis: str, number: int) -> None:
@@ -156,6 +167,8 @@ def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> Non
     handles = {line.get_label(): line for panel in panels for line in panel.get_lines() if line.get_label() in labels}
     if len(labels) > 1:
         place: dict[str, Any] = {}
+        shown = list(labels)
         if owner not in panels:
-            place = {"loc": "outside lower left", "ncols": _legend_columns(labels, owner.get_figwidth())}
-        owner.legend([handles[label] for label in labels], labels, fontsize="small", frameon=False, **place)
+            shown = _wrapped(labels, owner.get_figwidth())
+            place = {"loc": "outside lower left", "ncols": _legend_columns(shown, owner.get_figwidth())}
+        owner.legend([handles[label] for label in labels], shown, fontsize="small", frameon=False, **place)

@@ -19,7 +19,7 @@ from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import contents
 from alfish.runs.run_log import warnings_in
-from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
+from alfish.training.evaluations.evaluation import ENV_INFO, bootstrap_interval, mean, ranked
 
 NUM_PANELS = 15  # largest number of plotted training metrics
 NUM_COLUMNS = 3
@@ -41,7 +41,13 @@ def report(directory: Path) -> str:
     returns, lengths = (read_evaluations(directory, run.evaluation, column) for column in ("return", "length"))
     entries = provenance_of(directory)
     log = contents.last_text(directory, "log.txt")
-    summary = [*_identity(run), ("end", _end(directory)), *_results(returns), *_speed(run, metrics)]
+    summary = [
+        *_identity(run),
+        ("end", _end(directory)),
+        *_results(returns),
+        *_infos(run, metrics),
+        *_speed(run, metrics),
+    ]
     sections = {
         "": page.facts(summary),
         "Command": _command(entries),
@@ -80,6 +86,16 @@ def _results(returns: Evaluations) -> Iterator[tuple[str, str]]:
     last, best = max(returns), max(returns, key=lambda clock: (ranked(mean(returns[clock])), clock))
     yield "last evaluation", f"{_mean(returns[last])} over {counted(len(returns[last]), 'episode')} at {last:,} steps"
     yield "best evaluation", f"{_mean(returns[best])} at {best:,} steps"
+
+
+def _infos(run: RunSeriesSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields a line for each number that evaluations read from infos, such as success rates."""
+    head = f"{run.evaluation}/{ENV_INFO}"
+    for metric in metrics:
+        if metric.startswith(head):
+            values = run.series(metric).values
+            last, largest = significant(values[-1]), significant(values.max())
+            yield metric.removeprefix(head), f"{last} in the last evaluation that reports it; the largest is {largest}"
 
 
 def _speed(run: RunSeriesSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -278,3 +278,13 @@ def test_values_that_are_not_finite_are_noted_and_not_drawn(make_run, tmp_path, 
         )
     assert main(["report", f"--root_dir={tmp_path / 'runs' / 'a-2'}", f"--output={tmp_path / 'x.html'}"]) == 0
     assert main(["compare", str(tmp_path / "runs")]) == 0
+
+
+def test_long_labels_are_wrapped_and_fit_into_the_picture(make_run, tmp_path):
+    words = " ".join(["setting"] * 30)
+    figure = alfish.plot([f"{words} 1={make_run('a')}", f"{words} 2={make_run('b')}"])
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [" ".join(text.get_text().split()) for text in legend.get_texts()] == [f"{words} 1", f"{words} 2"]
+    box = legend.get_window_extent()
+    assert box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 < figure.axes[0].get_window_extent().y0

@@ -1,5 +1,6 @@
 """The page of a run: what it says, of which runs, and that it needs nothing else."""
 
+import csv
 import html.parser
 import json
 import os
@@ -70,6 +71,19 @@ def test_the_page_states_the_task_and_the_end_of_the_run(run, page):
     assert facts["last evaluation"].startswith("200 [199, 201] over 2 episodes at 3,000 steps")
     assert facts["best evaluation"].startswith("300 [299, 301] at 2,000 steps")
     assert facts["training"] == "2 s, 2,000 env steps/s" and facts["versions"] == "torch 9.9.9"
+
+
+def test_the_page_has_numbers_from_infos(run, page):
+    with open(run / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    evaluated = [row for row in rows if row["evaluation/mean_return"]]
+    for row, rate in zip(evaluated, ("0.25", "0.75", "0.5")):
+        row["evaluation/env_info/success"] = rate
+    with open(run / "metrics.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert "0.5 in the last evaluation that reports it; the largest is 0.75" in page(run)
 
 
 def test_the_page_has_curves_episodes_command_films_and_warnings(run, page):
