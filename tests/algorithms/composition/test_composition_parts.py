@@ -357,7 +357,7 @@ REFUSED = {
     "the weight of a bonus": ({"algorithm": SAC, "separate_values": True, "extrinsic_coef": 0.5},
                               "extrinsic_coef would scale not only the reward but also the bonus of SAC"),
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, values=LowerBounded)},
-                     "leave out LowerBounded"),
+                     "leave out what reads returns"),
     "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
     "no hidden layer": ({"rewards": [functools.partial(RND, layers=())]}, "RND.layers is empty"),
     "an encoder made already": ({"rewards": [functools.partial(RND, encoder=torch.nn.Linear(3, 3))]},
