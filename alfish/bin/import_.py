@@ -74,8 +74,8 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.output is not None:
         if reading.spaces == NO_SPACES:
             print(
-                "the data declare no spaces: a run gives them those of its environment; import them with --env_id to "
-                "check them now"
+                "the data declare no spaces; training uses the spaces of its environment, and --env_id checks the data "
+                "against an environment now"
             )
         print(f"written to {flag_values.output}; read it with OfflineBuffer.sources = ['alfish:{flag_values.output}']")
     return 0

@@ -93,7 +93,7 @@ class Specification(abc.ABC):
 
     @property
     def value_words(self) -> str:
-        """What the value of a run is, in words for an axis."""
+        """Label of an axis with the values of runs."""
         return f"{self.column} of the last {'evaluation' if self.last == 1 else f'{self.last} evaluations'}"
 
     @property

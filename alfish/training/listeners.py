@@ -215,7 +215,7 @@ class EvaluateSampled(Evaluate):
 
 
 class _InfoReader(Listener):
-    """Reads a number that evaluations may have found in infos."""
+    """Base of listeners with a setting that may name a number in the infos of evaluations."""
 
     _has_warned = False
 

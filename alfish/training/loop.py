@@ -186,7 +186,8 @@ class Loop:
             # If acting has ended, it must begin again, because training needs rows.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             _check_rows_can_come(clock, num_steps, f"the replay of {checkpoints.directory} {loss}")
-            hint = "; checkpoints between two periods of CheckpointSaver have no rows" if needs_rows else ""
+            lacks_rows = needs_rows and found not in directory.with_rows()
+            hint = "; checkpoints between two periods of CheckpointSaver have no rows" if lacks_rows else ""
             self._log(f"Replay {loss}: new rows are collected before training continues{hint}")
         return True
 

@@ -446,7 +446,7 @@ def test_the_objective_may_be_a_number_in_the_infos(tmp_path):
     trials = trials_of(tmp_path / "s", with_success)
     for number in range(2):
         trials.write(number, {"a.x": "0.5", "a.kind": "'one'"}, [])
-        for clock, cells in ((100, ("", "")), (200, ("1.0", "")), (300, ("0.0", "1.0"))):  # last=2
+        for clock, cells in ((100, ("", "")), (200, ("1.0", "")), (300, ("0.0", "1.0"))):
             directory = tmp_path / "s" / f"{number:03d}" / "eval"
             directory.mkdir(exist_ok=True)
             rows = [f"{k},{k},7.0,1,{cell if number == 0 else ''}" for k, cell in enumerate(cells)]
