@@ -53,14 +53,14 @@ def main(flag_values: flags.FlagValues) -> int:
     shared_flags.check_root_dir(flag_values.root_dir)
     shared_flags.check_writable_run(flag_values.root_dir, "alfish watch")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
-        own = reading.bound("Evaluate", "name", "lineup")
+        own = reading.bound("Evaluate", "name", "lineup", "environment")
         episodes = {"num_episodes": 20, "seed": 0, **reading.bound("Evaluate", "num_episodes", "seed")}
         given = {name: flag_values[name].value for name in episodes if flag_values[name].value is not None}
         episodes |= given
         watch = Watch(
             trainer,
             flag_values.name or own.get("name", "evaluation"),
-            lineup=own.get("lineup"),
+            options={name: value for name, value in own.items() if name != "name" and value is not None},
             num_envs=flag_values.num_envs,
             max_length=flag_values.max_length,
             num_filmed=shared_flags.num_filmed(flag_values, episodes["num_episodes"]),

@@ -383,8 +383,8 @@ def _check_spaces(environment: Environment, algorithm: RLAlgorithm, transforms: 
         own = getattr(environment, name)
         if own != spec and not (name == "observation_spec" and _is_part(own, spec)):
             raise UsageError(
-                f"the environments for evaluation (Trainer.evaluation_environment) have the {name} {describe(own)}, "
-                f"but the policy trains on {describe(spec)}; make the two equal"
+                f"the environments for evaluation (Trainer.evaluation_environment or Evaluate.environment) have the "
+                f"{name} {describe(own)}, but the policy trains on {describe(spec)}; make the two equal"
             )
 
 

@@ -4,12 +4,13 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
 
 from alfish import specs
+from alfish.environments import Environment
 from alfish.errors import RunError, UsageError, significant
 from alfish.errors.user_code import check_methods
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
@@ -60,9 +61,12 @@ class Evaluate(Listener):
       video_captions: whether films show return, reward, value and action.
       lineup: policies of some agents in games, by patterns of agents' names, such as {'agent_*': 'random'}; each is
         'random' or the name of a policy. None means the lineup of the run.
+      environment: factory or id of the environments, as `Trainer.evaluation_environment`; several listeners can thus
+        evaluate on several tasks. None means the environments of the run's evaluations.
 
     Attributes:
-      period, name: the constructor's arguments.
+      period, name, num_episodes, seed: the constructor's arguments.
+      options: arguments of `Trainer.evaluator`: the environment and the lineup, where they are given.
       samples: whether actions are sampled; if not, the policy takes its most probable action.
     """
 
@@ -79,12 +83,12 @@ class Evaluate(Listener):
         video_episodes: PositiveInt = 1,
         video_captions: bool = False,
         lineup: Mapping[str, str] | None = None,
+        environment: str | Callable[..., Environment] | None = None,
     ):
-        self._options: dict[str, Any] = {} if lineup is None else {"lineup": lineup}
-        self.period = period
-        self._num_episodes = num_episodes
+        given = {"lineup": lineup, "environment": environment}
+        self.options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.period, self.num_episodes, self.seed = period, num_episodes, seed
         self._num_envs = num_envs
-        self._seed = seed
         self.name = name
         if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
             raise UsageError(
@@ -113,10 +117,10 @@ class Evaluate(Listener):
 
     def _make_evaluator(self, run: Run) -> None:
         if self._films is None:
-            self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
+            self._evaluator = run.evaluator(self.num_episodes, self._num_envs, **self.options)
         else:
             num_envs = max(self._num_envs, self._films.num_episodes)
-            self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array", **self._options)
+            self._evaluator = run.evaluator(self.num_episodes, num_envs, render_mode="rgb_array", **self.options)
             self._films.start(self._evaluator.environment, run.clock.value)
 
     def is_behind(self, run: Run) -> bool:
@@ -160,7 +164,7 @@ class Evaluate(Listener):
     def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
         """Returns the evaluation, filmed if a film is due."""
         assert self._evaluator is not None
-        arguments = self._num_episodes, self._seed, self.samples, report.env_steps
+        arguments = self.num_episodes, self.seed, self.samples, report.env_steps
         films = self._films
         recorder = films and films.recorder(report.clock, run.clock.finished, run.directory.path, stem)
         if not (films and recorder):

@@ -235,16 +235,23 @@ class Environments:
         return evaluator
 
     def _new_evaluator(
-        self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
+        self,
+        parts: Parts,
+        num_episodes: int,
+        num_envs: int,
+        max_length: int | None,
+        environment: str | Callable[..., Environment] | None = None,
+        **environment_arguments: Any,
     ) -> Evaluator:
-        factory = self._make_for_evaluation or self.make
+        own = self._make_for_evaluation if environment is None else _factory(environment)
+        factory = own or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
         if isinstance(parts, JointParts):
             return self._game_evaluator(parts, factory, min(num_envs, num_episodes), limit, **environment_arguments)
         name, networks = parts.environment.name, (parts.algorithm, parts.transforms)
         if "lineup" in environment_arguments:
             raise UsageError(f"a lineup is for games, but {name} is not a game; leave the lineup out")
-        if parts.environment.only_one and self._make_for_evaluation is None:
+        if parts.environment.only_one and own is None:
             if "render_mode" in environment_arguments:
                 raise UsageError(
                     f"a film needs an environment of its own, but a process can hold only one {name}; leave the film "

@@ -314,7 +314,8 @@ class Trainer:
           num_episodes: largest number of episodes of one evaluation.
           num_envs: number of environments at a time.
           max_length: number of actions after which an episode is truncated; None means `max_evaluation_length`.
-          options: options of the environment's factory, such as render_mode.
+          options: `environment`, a factory or an id in place of `evaluation_environment`; `lineup`, see `Evaluate`; and
+            options of the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
         if self.directory.is_open:  # otherwise this process may not write to the log

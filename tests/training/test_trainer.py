@@ -1045,6 +1045,19 @@ def test_evaluation_may_have_an_environment_of_its_own(tmp_path):
         trainer.close()
 
 
+def test_each_evaluation_may_have_environments_of_its_own(tmp_path):
+    long = functools.partial(make_environment, OneState, env_kwargs={"length": 7})
+    listeners = [Evaluate(0, 2), Evaluate(0, 3, name="long", environment=long)]
+    make(tmp_path, OneState, {"length": 4}, listeners=listeners).train()
+    lengths = {name: lengths_of(tmp_path, name) for name in ("evaluation", "long")}
+    assert lengths == {"evaluation": [4, 4], "long": [7, 7, 7]}
+
+
+def lengths_of(directory, name):
+    (path,) = (directory / "eval").glob(f"{name}-*.csv")
+    return [int(row["length"]) for row in rows_of(path)]
+
+
 @pytest.mark.parametrize("name", ["observation_spec", "action_spec", "reward_spec"])
 def test_an_environment_of_other_spaces_cannot_evaluate(tmp_path, monkeypatch, name):
     closed = []
@@ -1056,7 +1069,7 @@ def test_an_environment_of_other_spaces_cannot_evaluate(tmp_path, monkeypatch, n
         return environment
 
     trainer = make(tmp_path, OneState, evaluation_environment=elsewhere)
-    with pytest.raises(UsageError, match=rf"evaluation_environment\) have the {name} Box\(0.0, 7.0, \(5,\).*on "):
+    with pytest.raises(UsageError, match=rf"Evaluate.environment\) have the {name} Box\(0.0, 7.0, \(5,\).*on "):
         trainer.evaluator(2)
     assert len(closed) == 1
     trainer.close()

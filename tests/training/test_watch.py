@@ -328,6 +328,21 @@ def test_watch_results_do_not_affect_a_continued_run(plain, tmp_path, evaluate_k
     assert all((states[0][key] == states[1][key]).all() for key in states[0])
 
 
+def test_the_runs_own_environment_of_evaluations_is_the_default(tmp_path):
+    path = tmp_path / "run"
+    own = [
+        "Evaluate.environment=@short/make_environment",
+        "short/make_environment.env_kwargs={'max_episode_steps': 11}",
+    ]
+    train(path, "Trainer.num_env_steps=512", "Evaluate.period=0", *EVALUATION, *own)
+    (written,) = (path / "eval").glob("evaluation-*.csv")
+    expected = written.read_text()
+    assert [row.split(",")[3] for row in expected.split()] == ["length", "11", "11", "11"]
+    shutil.rmtree(path / "eval")
+    assert main(["watch", f"--root_dir={path}", "--all", "--idle_seconds=0"]) == 0
+    assert [one.read_text() for one in (path / "eval").glob("*.csv")] == [expected]
+
+
 def test_films_of_watch_are_in_the_run_and_in_tensorboard(copy, evaluate_kept):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
@@ -394,7 +409,7 @@ def test_the_runs_own_lineup_and_name_are_the_default(tmp_path, capsys):
     assert all((run / "eval" / name).read_bytes() == content for name, content in before.items())
     assert not list((run / "eval").glob("evaluation-*"))
     with open_run(run, allow_import=["toy_games"]) as trainer:
-        watch = Watch(trainer, "other", 3, 0, lineup={"right": "random"})
+        watch = Watch(trainer, "other", 3, 0, options={"lineup": {"right": "random"}})
         trainer.load_policy("latest")
         assert set(watch._evaluator.evaluate(3).means()) == {"left"}
         watch.close()

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Watch:
       seed: seed of episode 0.
       num_envs: number of environments that step together; results do not depend on it.
       max_length: number of actions after which an episode is truncated; None means the trainer's max_evaluation_length.
-      lineup: policies of some agents in games, see `Evaluate`.
+      options: arguments of `Trainer.evaluator`, see `Evaluate.options`.
       num_filmed: number of episodes in the film of each evaluation, side by side; 0 means no film.
       captions: whether films show return, reward, value and action.
       show: function that receives a line for each checkpoint.
@@ -65,7 +66,7 @@ class Watch:
         seed: int,
         num_envs: int = 8,
         max_length: int | None = None,
-        lineup: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
         num_filmed: int = 0,
         captions: bool = False,
         show: Callable[[str], Any] = print,
@@ -75,12 +76,11 @@ class Watch:
         self._show = show
         self._results = Results(trainer.directory.path, name)
         self._unlock = self._lock()
-        options: dict[str, Any] = {"render_mode": "rgb_array"} if num_filmed else {}
-        options |= {"lineup": lineup} if lineup else {}
-        self._evaluator = trainer.evaluator(num_episodes, max(num_envs, num_filmed), max_length, **options)
+        films = {"render_mode": "rgb_array"} if num_filmed else {}
+        self._evaluator = trainer.evaluator(num_episodes, max(num_envs, num_filmed), max_length, **options, **films)
         environment = self._evaluator.environment
-        played = f"{in_words(environment)}, lineup {lineup}" if lineup else in_words(environment)
-        self._episodes = Episodes(played, seed, num_episodes, self._evaluator.max_length)
+        lineup = f", lineup {options['lineup']}" if options.get("lineup") else ""
+        self._episodes = Episodes(in_words(environment) + lineup, seed, num_episodes, self._evaluator.max_length)
         self._camera = Camera(environment, "--video") if num_filmed else None
         self._num_filmed, self._captions = num_filmed, captions
         self._known = self._results.all()
