@@ -65,8 +65,7 @@ class Evaluate(Listener):
         evaluate on several tasks. None means the environments of the run's evaluations.
 
     Attributes:
-      period, name, num_episodes, seed: the constructor's arguments.
-      options: arguments of `Trainer.evaluator`: the environment and the lineup, where they are given.
+      period, name: the constructor's arguments.
       samples: whether actions are sampled; if not, the policy takes its most probable action.
     """
 
@@ -86,9 +85,11 @@ class Evaluate(Listener):
         environment: str | Callable[..., Environment] | None = None,
     ):
         given = {"lineup": lineup, "environment": environment}
-        self.options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self.period, self.num_episodes, self.seed = period, num_episodes, seed
+        self._options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.period = period
+        self._num_episodes = num_episodes
         self._num_envs = num_envs
+        self._seed = seed
         self.name = name
         if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
             raise UsageError(
@@ -117,10 +118,10 @@ class Evaluate(Listener):
 
     def _make_evaluator(self, run: Run) -> None:
         if self._films is None:
-            self._evaluator = run.evaluator(self.num_episodes, self._num_envs, **self.options)
+            self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
         else:
             num_envs = max(self._num_envs, self._films.num_episodes)
-            self._evaluator = run.evaluator(self.num_episodes, num_envs, render_mode="rgb_array", **self.options)
+            self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array", **self._options)
             self._films.start(self._evaluator.environment, run.clock.value)
 
     def is_behind(self, run: Run) -> bool:
@@ -164,7 +165,7 @@ class Evaluate(Listener):
     def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
         """Returns the evaluation, filmed if a film is due."""
         assert self._evaluator is not None
-        arguments = self.num_episodes, self.seed, self.samples, report.env_steps
+        arguments = self._num_episodes, self._seed, self.samples, report.env_steps
         films = self._films
         recorder = films and films.recorder(report.clock, run.clock.finished, run.directory.path, stem)
         if not (films and recorder):

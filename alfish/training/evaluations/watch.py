@@ -45,7 +45,7 @@ class Watch:
       seed: seed of episode 0.
       num_envs: number of environments that step together; results do not depend on it.
       max_length: number of actions after which an episode is truncated; None means the trainer's max_evaluation_length.
-      options: arguments of `Trainer.evaluator`, see `Evaluate.options`.
+      options: `environment` and `lineup` of the evaluations, see `Evaluate`.
       num_filmed: number of episodes in the film of each evaluation, side by side; 0 means no film.
       captions: whether films show return, reward, value and action.
       show: function that receives a line for each checkpoint.
